@@ -1,0 +1,1 @@
+"""Run configurations and the semantic difference between two of them."""

@@ -1,0 +1,1 @@
+"""Ids, errors, canonical JSON and the types shared by all parts."""

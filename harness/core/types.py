@@ -1,0 +1,181 @@
+"""Words shared by all parts: tasks, episodes, scores, rollouts, and where a failure belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from harness.core.canonical import content_sha
+
+
+class FailureClass(StrEnum):
+    """Where a failure belongs; decides whether an item counts in a mean."""
+
+    MODEL = "model"
+    """Wrong, invalid, or truncated by its own length: counts against the model."""
+    TOOL = "tool"
+    """An upstream service failed: left out of the mean, counted and shown."""
+    INFRA = "infra"
+    """Engine, memory, time-out, machine: left out of the mean, counted and shown."""
+    VERIFIER = "verifier"
+    """Scoring raised: left out of the mean, counted and shown."""
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended, as the engine saw it."""
+
+    STOP = "stop"
+    """An end-of-sequence token was sampled."""
+    LENGTH = "length"
+    """The token limit was reached first."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
+
+
+class Decision(StrEnum):
+    """What people or agents concluded from a run."""
+
+    KEEP = "keep"
+    REJECT = "reject"
+    RERUN = "rerun"
+    """Infrastructure spoiled it; the same run gets a new attempt."""
+    RETUNE = "retune"
+    """Right idea, wrong setting."""
+    INCONCLUSIVE = "inconclusive"
+
+
+class Verdict(StrEnum):
+    """What a gate says."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, not a password
+    FAIL = "fail"
+    CANNOT_TELL = "cannot_tell"
+    NOT_RUN = "not_run"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message; `role` is system, user, assistant or tool."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One example of an environment.
+
+    Args:
+        id: stable across releases of the same source; unique in the environment.
+        env: environment id.
+        split: `train`, `heldout`, or a named diagnostic split.
+        fields: what the prompt is rendered from (shown to the model).
+        answer: the gold; never shown to the model.
+        label: class used for balanced sampling.
+        cluster: unit of independent variation (a pair, a document); intervals cluster by it.
+        meta: what reports may show beside it (phrasing, source identifier).
+    """
+
+    id: str
+    env: str
+    split: str
+    fields: Mapping[str, str]
+    answer: str
+    label: str
+    cluster: str
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sha(self) -> str:
+        """Content hash: changes whenever what the model sees or the gold changes."""
+        return content_sha({"id": self.id, "fields": dict(self.fields), "answer": self.answer})
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine returns for one sample.
+
+    Args:
+        token_ids: sampled ids, the end-of-sequence token included when one was sampled.
+        logprobs: natural log probability of each id under the sampling distribution.
+        finish_reason: from the engine, never guessed from the last id.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One attempt at a task as the verifier sees it: messages only, no token ids."""
+
+    task_id: str
+    messages: tuple[Message, ...]
+    finish_reason: FinishReason
+
+    @property
+    def final(self) -> str:
+        """Text of the last assistant message; empty when there is none."""
+        return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a verifier says of an episode.
+
+    Args:
+        reward: scalar for training and for the composite held-out mean.
+        components: the named parts of the reward, unweighted, each in [0, 1].
+        metrics: further numbers, weight zero.
+        diagnostics: short texts for people (what was wrong).
+        failure: None when the answer is right; `model` for wrong or invalid answers; other
+            classes take the item out of every mean.
+    """
+
+    reward: float
+    components: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    diagnostics: Mapping[str, str] = field(default_factory=dict)
+    failure: FailureClass | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether this item belongs in a mean's denominator."""
+        return self.failure in (None, FailureClass.MODEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """An episode with its tokens: what training learns from.
+
+    Args:
+        group: id shared by the rollouts of one task whose rewards form one baseline.
+        prompt_ids: tokens the model was given.
+        completion: tokens it sampled.
+    """
+
+    task: Task
+    group: str
+    index: int
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    episode: Episode
+    score: Score
+
+
+def failed_score(failure: FailureClass, reason: str) -> Score:
+    """Return the score of an item that could not be scored; its reward is never used."""
+    return Score(reward=0.0, components={}, diagnostics={"error": reason}, failure=failure)
+
+
+JsonObject = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Environments: tasks, prompts and verifiers."""

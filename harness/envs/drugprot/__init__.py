@@ -1,0 +1,1 @@
+"""Drug-protein relations as a 13-way multiple choice."""

@@ -1,0 +1,1 @@
+"""The held-out protocol and its statistics."""

@@ -1,0 +1,1 @@
+"""Models, chat rendering and the generation engine."""

@@ -1,0 +1,1 @@
+"""The append-only event ledger and its fold to run state."""

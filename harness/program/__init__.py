@@ -1,0 +1,1 @@
+"""A research program on disk: GOAL, CONTEXT, PLAN and THREAD."""

@@ -1,0 +1,1 @@
+"""Gates, decisions and certificates."""

@@ -1,0 +1,1 @@
+"""Plots and reports that people read in pull requests."""

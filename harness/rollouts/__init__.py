@@ -1,0 +1,1 @@
+"""Episodes, groups and their records."""

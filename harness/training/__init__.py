@@ -1,0 +1,1 @@
+"""GRPO with LoRA: advantages, losses, batches, optimizer, checkpoints, the loop."""
