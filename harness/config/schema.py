@@ -63,7 +63,6 @@ class TrainSection(Section):
     advantage: Literal["mean", "mean_std"] = Field("mean", description="reward - group mean, optionally / std")
     clip_low: Fraction = Field(0.2, description="lower clip of the probability ratio; acts with minibatches > 1")
     clip_high: Fraction = Field(0.28, description="upper clip (DAPO, arXiv 2503.14476)")
-    kl_beta: Literal[0.0] = Field(0.0, description="weight of a KL term to the reference model")
     entropy_beta: NonNegative = Field(0.0, description="weight of an entropy bonus per token, in nats")
     mask_truncated: bool = Field(False, description="leave rollouts cut by max_tokens out of the loss")
     balance_labels: bool = Field(True, description="sample tasks so that labels come equally often")
