@@ -22,7 +22,9 @@ class ModelSection(Section):
     """The base checkpoint."""
 
     name: str = Field("smollm2-135m", description="embedded name, local folder, or Hub id (needs revision)")
-    revision: str | None = Field(None, description="commit of a Hub id, 40 hex digits")
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = Field(
+        None, description="commit of a Hub id, 40 hex digits"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = Field(
         "auto", description="auto: bfloat16 only where the processor computes it natively"
     )
@@ -93,7 +95,7 @@ class EnvSampling(Section):
 class EnvSection(Section):
     """One training environment."""
 
-    id: str
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="name in `harness env list`; without dots")
     weight: Positive = Field(1.0, description="share of the tasks of a step, relative to the other environments")
     prompt: str = Field("shipped", description="`shipped`, or the id of a prompt in rl/prompts/<env>/")
     args: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment; training only")

@@ -1,0 +1,177 @@
+"""TOML to frozen pydantic models, with errors that name the file, the line, the key and a suggestion."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from harness.core.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+Loc = tuple[str | int, ...]
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
+_ASSIGNMENT = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_.\s-])+?)\s*=""")
+_KEY_PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(?:\.|$)""")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a misspelt name: the closest known ones, or all of them when none is close."""
+    names = list(dict.fromkeys(known))
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if close:
+        return "did you mean " + " or ".join(repr(match) for match in close) + "?"
+    return "known: " + ", ".join(names) if names else ""
+
+
+def parse_toml(text: str, source: str, first_line: int = 1) -> dict[str, Any]:
+    """Parse TOML text.
+
+    Args:
+        text: the TOML.
+        source: what to call the text in messages, a path as a rule.
+        first_line: the line of `source` that the text begins on; line numbers in messages count from it.
+
+    Raises:
+        ConfigError: naming source, line and column.
+    """
+    try:
+        return tomllib.loads("\n" * (first_line - 1) + text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{source} is not valid TOML: {error}", "text values need quotes; see https://toml.io"
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{source} is not valid TOML: nested too deeply") from None
+
+
+def _key_parts(text: str) -> tuple[str, ...]:
+    return tuple(next(part for part in match.groups() if part is not None) for match in _KEY_PART.finditer(text))
+
+
+def _assignments(text: str) -> Iterator[tuple[int, Loc]]:
+    """Yield (line, location) of every table header and single-line assignment; arrays of tables by index."""
+    table: Loc = ()
+    counts: dict[Loc, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if header := _HEADER.match(line):
+            parts = _key_parts(header[2])
+            if header[1] == "[[":
+                counts[parts] = counts.get(parts, -1) + 1
+            table = _indexed(parts, counts)
+            yield number, table
+        elif assignment := _ASSIGNMENT.match(line):
+            yield number, table + _key_parts(assignment[1])
+
+
+def _indexed(parts: tuple[str, ...], counts: Mapping[Loc, int]) -> Loc:
+    result: Loc = ()
+    for length, part in enumerate(parts, 1):
+        result += (part,)
+        if parts[:length] in counts:
+            result += (counts[parts[:length]],)
+    return result
+
+
+def line_of(text: str, loc: Loc) -> int | None:
+    """Return the line of the longest known prefix of a location in TOML text; None when none is written there."""
+    found = {place: line for line, place in reversed(list(_assignments(text)))}
+    return next((found[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in found), None)
+
+
+def dotted(loc: Loc, data: Any) -> str:
+    """Spell a location as a dotted key; items of a list of tables by their `id`."""
+    parts: list[str] = []
+    for step in loc:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            data = None
+        if isinstance(step, int):
+            name = data.get("id") if isinstance(data, Mapping) else None
+            parts.append(name if isinstance(name, str) else str(step))
+        else:
+            parts.append(str(step))
+    return ".".join(parts)
+
+
+def _submodel(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for item in get_args(annotation) if (found := _submodel(item))), None)
+
+
+def fields_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """Return the field names of the model nested at a location; empty when there is no model."""
+    current: type[BaseModel] | None = model
+    for step in loc:
+        if current is None:
+            return []
+        if isinstance(step, str) and step in current.model_fields:
+            current = _submodel(current.model_fields[step].annotation)
+    return list(current.model_fields) if current else []
+
+
+def _non_finite(data: Any, loc: Loc = ()) -> Iterator[tuple[Loc, float]]:
+    items = data.items() if isinstance(data, Mapping) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        if isinstance(value, float) and not math.isfinite(value):
+            yield (*loc, key), value
+        yield from _non_finite(value, (*loc, key))
+
+
+def _describe(error: Mapping[str, Any], model: type[BaseModel], data: Any) -> tuple[str, str]:
+    """Return (what is wrong, hint) for one pydantic error."""
+    loc: Loc = tuple(error["loc"])
+    key = dotted(loc, data)
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        known = [*loc[:-1], ""]
+        return f"unknown key {key!r}", suggestion(str(loc[-1]), fields_at(model, known[:-1]))
+    if kind == "missing":
+        return f"{key!r} is missing", f"add {loc[-1]} = …"
+    if kind == "value_error":
+        text = str(error["ctx"]["error"])
+        return f"{key}: {text}" if key else text, ""
+    text = str(error["msg"]).replace("Input should be", "must be").replace("String should", "must")
+    shown = json.dumps(error["input"], default=str, ensure_ascii=False)
+    return f"{key} {text}, not {shown[:80]}", ""
+
+
+def validate(model: type[Model], data: Mapping[str, Any], source: str, text: str = "") -> Model:
+    """Return `data` as a model; types are strict, so "64" is no number and 1 is no boolean.
+
+    Args:
+        model: the pydantic model.
+        data: parsed TOML.
+        source: what to call it in messages.
+        text: the TOML text, to name lines; without it no line is named.
+
+    Raises:
+        ConfigError: with the first thing that is wrong, and how many more there are.
+    """
+
+    def place(loc: Loc) -> str:
+        line = line_of(text, loc) if text else None
+        return f"{source}:{line}" if line else source
+
+    for loc, value in _non_finite(data):
+        raise ConfigError(f"{place(loc)}: {dotted(loc, data)} is {value}; numbers must be finite")
+    try:
+        return model.model_validate_json(json.dumps(data, allow_nan=False), strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        what, hint = _describe(problems[0], model, data)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ConfigError(f"{place(tuple(problems[0]['loc']))}: {what}{more}", hint) from None
+    except TypeError as error:  # a TOML date has no JSON form, and no key takes one
+        raise ConfigError(
+            f"{source}: dates and times are not values here ({error})", "write it as text in quotes"
+        ) from None
