@@ -84,6 +84,10 @@ def _finite(text: str) -> float:
     return number
 
 
+# Built once: json.loads with hooks builds a decoder per call, which costs more than a short line.
+_STRICT = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
+
+
 def strict_loads(data: bytes | str) -> Any:
     """Parse JSON, refusing duplicate keys, NaN, overflow and nesting beyond `MAX_DEPTH`.
 
@@ -106,4 +110,4 @@ def strict_loads(data: bytes | str) -> Any:
                 depth -= 1
         if peak > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH}")
-    return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
+    return _STRICT.decode(text)
