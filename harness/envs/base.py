@@ -1,0 +1,136 @@
+"""What an environment is: tasks, a session per episode, and a pure score.
+
+An environment knows nothing of models, tokens or training. Prompt search may change the texts
+that `components` returns, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.core.canonical import content_sha
+from harness.core.errors import ConfigError, NotFoundError, RefusedError
+from harness.core.types import Episode, Message, Score, Task
+from harness.envs.names import did_you_mean
+
+
+class Session(Protocol):
+    """One episode in progress: what the model sees first, and what each reply leads to."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The opening messages, system message first."""
+        ...
+
+    def step(self, reply: str) -> tuple[Message, ...] | None:
+        """Return the messages that follow the model's reply, or None when the episode is over."""
+        ...
+
+
+class Environment(Protocol):
+    """Tasks, prompt and verifier under one id and version.
+
+    `version` moves when tasks or prompts change meaning, `verifier_version` when scores do.
+    """
+
+    @property
+    def id(self) -> str:
+        """The name used in configs and file names."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Version of tasks, prompt and answer format together."""
+        ...
+
+    @property
+    def verifier_version(self) -> str:
+        """Version of the scoring rules, the reward variant included."""
+        ...
+
+    def components(self) -> dict[str, str]:
+        """Return the shipped texts that prompt search may replace, by name."""
+        ...
+
+    def component_names(self) -> tuple[str, ...]:
+        """Return the names of the reward components a score may hold."""
+        ...
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of a split in a fixed order.
+
+        Raises:
+            NotFoundError: when there is no such split.
+        """
+        ...
+
+    def start(self, task: Task, components: Mapping[str, str] | None = None) -> Session:
+        """Open an episode on `task`; `components` replace shipped texts of the same name.
+
+        Raises:
+            ConfigError: when a component has an unknown name or cannot be rendered.
+        """
+        ...
+
+    def score(self, task: Task, episode: Episode) -> Score:
+        """Score an episode. Pure, and total: any text gets a score."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SingleTurnSession:
+    """A session that ends with the first reply."""
+
+    messages: tuple[Message, ...]
+
+    def step(self, reply: str) -> tuple[Message, ...] | None:
+        """Return None: one reply is the whole episode."""
+        return None
+
+
+def tasks_sha(env: Environment, split: str) -> str:
+    """Return one hash over the content of a split's tasks, in order.
+
+    Raises:
+        NotFoundError: when there is no such split.
+    """
+    return content_sha([task.sha for task in env.tasks(split)])
+
+
+def merge_components(shipped: Mapping[str, str], replaced: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the shipped texts with some of them replaced.
+
+    Raises:
+        ConfigError: when `replaced` names a text the environment does not have.
+    """
+    for name in replaced or {}:
+        if name not in shipped:
+            raise ConfigError(f"unknown prompt component {name[:80]!r}", did_you_mean(name, shipped))
+    return {**shipped, **(replaced or {})}
+
+
+def unknown_split(env: str, split: str, known: Sequence[str]) -> NotFoundError:
+    """Return the error for a split that does not exist."""
+    return NotFoundError(f"environment {env} has no split {split[:80]!r}", did_you_mean(split, known))
+
+
+def check_disjoint(env: Environment, train: str = "train", heldout: str = "heldout") -> None:
+    """Check that no task, content or cluster is in both splits.
+
+    Raises:
+        RefusedError: naming the first overlap; training on it would leak held-out items.
+    """
+    seen, asked = env.tasks(train), env.tasks(heldout)
+    for what, train_keys, heldout_keys in (
+        ("task id", {t.id for t in seen}, {t.id for t in asked}),
+        ("task content", {t.sha for t in seen}, {t.sha for t in asked}),
+        ("cluster", {t.cluster for t in seen}, {t.cluster for t in asked}),
+    ):
+        shared = sorted(train_keys & heldout_keys)
+        if shared:
+            raise RefusedError(
+                f"{env.id}: {len(shared)} {what}(s) are in both {train!r} and {heldout!r}, first {shared[0]!r}",
+                f"`harness env show {env.id}` prints the splits; fix the data before training on it",
+            )
