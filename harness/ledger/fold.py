@@ -1,0 +1,230 @@
+"""State as a fold over events, in whatever order their lines stand in the file.
+
+Git merges lines in its own order, so nothing here depends on position: events are sorted by
+time and id, an event never before the ones its `prev` names, and exact duplicates drop out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from harness.core.errors import LedgerCorruptError
+from harness.ledger.events import KINDS, PROGRAM, Event, UnknownEventError
+
+_ENDED = {"completed", "failed", "interrupted", "stopped"}
+
+
+class RunState:
+    """What the ledger says of one run. Every member is derived from `events` when first asked for."""
+
+    def __init__(self, run: str, events: list[Event]) -> None:
+        """Hold the run's events, already in order."""
+        self.run = run
+        self.events = events
+
+    def __repr__(self) -> str:
+        return f"RunState({self.run!r}, {self.status}, {len(self.events)} events)"
+
+    def of_kind(self, *kinds: str) -> list[Event]:
+        """Return the run's events of these kinds, in order."""
+        return [event for event in self.events if event.kind in kinds]
+
+    @cached_property
+    def created(self) -> dict[str, Any]:
+        """Data of the `created` (or `imported`) event; empty when the run has none."""
+        births = self.of_kind("created") or self.of_kind("imported")
+        return births[0].data if births else {}
+
+    @property
+    def created_at(self) -> str:
+        """Time of the run's first event."""
+        return self.events[0].at
+
+    @property
+    def kind(self) -> str:
+        """`training`, `prompt_search` or `import`."""
+        return str(self.created.get("type", "import" if self.of_kind("imported") else "training"))
+
+    @property
+    def hypothesis(self) -> str:
+        """What the run tests."""
+        return str(self.created.get("hypothesis") or "")
+
+    @property
+    def parent(self) -> str | None:
+        """The run whose config this one changes."""
+        return self.created.get("parent")
+
+    @property
+    def config_sha(self) -> str | None:
+        """Hash of the config the run was created with."""
+        return self.created.get("config_sha")
+
+    @cached_property
+    def attempts(self) -> list[dict[str, Any]]:
+        """`started` data with `at`, completed by `finished` data and `finished_at`; `outcome` None while open."""
+        attempts: dict[Any, dict[str, Any]] = {}
+        for event in self.of_kind("started", "finished"):
+            number = event.data.get("attempt")
+            entry = attempts.setdefault(
+                number,
+                {"attempt": number, "host": None, "pid": None, "at": event.at, "outcome": None, "failure": None},
+            )
+            if event.kind == "started":
+                # A second start under one number is another execution: what the first one reached no longer counts.
+                entry |= {"outcome": None, "failure": None, "finished_at": None} | event.data | {"at": event.at}
+            else:
+                entry |= event.data | {"finished_at": event.at}
+        return list(attempts.values())
+
+    @cached_property
+    def evals(self) -> list[dict[str, Any]]:
+        """Data of the `evaluated` events."""
+        return [event.data for event in self.of_kind("evaluated")]
+
+    @cached_property
+    def decisions(self) -> list[dict[str, Any]]:
+        """Data of the `decided` events with `at` and `actor`."""
+        return [_stamped(event) for event in self.of_kind("decided")]
+
+    @property
+    def decision(self) -> str | None:
+        """The last decision."""
+        return self.decisions[-1].get("decision") if self.decisions else None
+
+    @property
+    def reason(self) -> str | None:
+        """The reason of the last decision."""
+        return self.decisions[-1].get("reason") if self.decisions else None
+
+    @cached_property
+    def gated(self) -> list[dict[str, Any]]:
+        """Data of the `gated` and `promoted` events with `at` and `actor`: what the gates said each time."""
+        return [_stamped(event) for event in self.of_kind("gated", "promoted")]
+
+    @cached_property
+    def promoted(self) -> dict[str, Any] | None:
+        """Data of the last `promoted` event with `at` and `actor`; None when the run was never promoted."""
+        events = self.of_kind("promoted")
+        return _stamped(events[-1]) if events else None
+
+    @cached_property
+    def notes(self) -> list[dict[str, Any]]:
+        """`text` with `at` and `actor` of each note."""
+        return [_stamped(event) for event in self.of_kind("noted")]
+
+    @property
+    def status(self) -> str:
+        """Where the last attempt stands: created, running, completed, failed, interrupted or stopped.
+
+        `running` means started and not finished; `process.is_alive` tells whether that is still true.
+        """
+        executions = self.of_kind("started", "finished")
+        if not executions:
+            return "completed" if self.of_kind("imported") else "created"
+        if executions[-1].kind == "started":
+            return "running"
+        outcome = executions[-1].data.get("outcome") if len(executions) == 2 else self.attempts[-1]["outcome"]
+        if outcome is None:
+            return "running"
+        return outcome if outcome in _ENDED else "failed"
+
+
+class State:
+    """What the ledger says of the program."""
+
+    def __init__(self, runs: dict[str, RunState], program_events: list[Event], champion: str | None) -> None:
+        """Hold the runs, sorted by id, and the events of the program itself."""
+        self.runs = runs
+        self.program_events = program_events
+        self.champion = champion
+
+    @cached_property
+    def amendments(self) -> list[dict[str, Any]]:
+        """Data of the `amended` events with `at` and `actor`."""
+        return [_stamped(event) for event in self.program_events if event.kind == "amended"]
+
+    @cached_property
+    def notes(self) -> list[dict[str, Any]]:
+        """Notes on the program, with `at` and `actor`."""
+        return [_stamped(event) for event in self.program_events if event.kind == "noted"]
+
+
+def _stamped(event: Event) -> dict[str, Any]:
+    return event.data | {"at": event.at, "actor": {"kind": event.actor.kind, "name": event.actor.name}}
+
+
+def fold(events: Iterable[Event]) -> State:
+    """Fold events, in any order, to the state of the program.
+
+    Raises:
+        LedgerCorruptError: when two different events share an id.
+        UnknownEventError: on a critical event of a kind this version does not know.
+    """
+    groups: dict[str, list[Event]] = {}
+    champion = None
+    for event in in_order(unique(events)):
+        if event.critical and event.kind not in KINDS:
+            raise UnknownEventError(
+                f"event {event.id} of {event.run} is of the kind {event.kind!r}, which changes state "
+                "and which this version of harness does not know",
+                "pip install -U post-training-harness",
+            )
+        groups.setdefault(event.run, []).append(event)
+        if event.kind == "promoted":
+            champion = event.run
+    program_events = groups.pop(PROGRAM, [])
+    # Shorter ids first, so that run-1000 comes after run-999.
+    names = sorted(groups, key=lambda name: (len(name), name))
+    return State({name: RunState(name, groups[name]) for name in names}, program_events, champion)
+
+
+def unique(events: Iterable[Event]) -> list[Event]:
+    """Drop exact duplicates.
+
+    Raises:
+        LedgerCorruptError: when two different events share an id.
+    """
+    seen: dict[str, Event] = {}
+    for event in events:
+        if seen.setdefault(event.id, event).sha != event.sha:
+            raise LedgerCorruptError(
+                f"two different events of {event.run} share the id {event.id}; one of them was edited",
+                "`harness ledger verify` names the lines; restore the file with git",
+            )
+    return list(seen.values())
+
+
+def in_order(events: list[Event]) -> list[Event]:
+    """Sort by time and id, but never an event before one that its `prev` names (clocks differ)."""
+    ordered = sorted(events, key=lambda event: (event.at, event.id))
+    seen: set[str] = set()
+    known = {event.sha for event in events}
+    for event in ordered:
+        if not seen.issuperset(event.prev) and any(sha in known and sha not in seen for sha in event.prev):
+            return _by_links(ordered)
+        seen.add(event.sha)
+    return ordered
+
+
+def _by_links(ordered: list[Event]) -> list[Event]:
+    """Sort topologically along `prev`, the earliest ready event first (Kahn 1962)."""
+    index = {event.sha: position for position, event in enumerate(ordered)}
+    waiting = [sum(sha in index for sha in set(event.prev)) for event in ordered]
+    children: dict[str, list[int]] = {}
+    for position, event in enumerate(ordered):
+        for sha in set(event.prev):
+            children.setdefault(sha, []).append(position)
+    ready = [position for position, count in enumerate(waiting) if count == 0]
+    result = []
+    while ready:
+        event = ordered[heapq.heappop(ready)]
+        result.append(event)
+        for child in children.get(event.sha, ()):
+            waiting[child] -= 1
+            if waiting[child] == 0:
+                heapq.heappush(ready, child)
+    return result  # no cycle is possible: a hash cannot name one that contains it

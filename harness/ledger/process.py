@@ -1,0 +1,89 @@
+"""Which process an attempt is, and whether it still lives.
+
+A pid alone is reused; a pid with its start time, boot and pid namespace is one process for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.core.canonical import sha256_hex
+
+_PROC = Path("/proc")
+
+
+def this_process() -> dict[str, Any]:
+    """Return `host`, `pid` and `pid_start` of the calling process, as `started` events store them."""
+    return {"host": os.uname().nodename, "pid": os.getpid(), "pid_start": process_start(os.getpid())}
+
+
+def process_start(pid: int) -> str | None:
+    """Return a token of when and where a live process began; None when there is no such process.
+
+    On Linux `machine:boot:namespace:ticks` (the first three short hashes); elsewhere what `ps` says.
+    Source: proc(5), fields 3 (state) and 22 (starttime) of /proc/PID/stat.
+    """
+    if not (_PROC / "self" / "stat").exists():
+        return _start_by_ps(pid)
+    try:
+        # The command name stands in parentheses and may itself hold spaces and parentheses.
+        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    if fields[0] in "ZX":  # a zombie has ended
+        return None
+    return f"{_place()}:{fields[19]}"
+
+
+def _place() -> str:
+    machine = next((_read(Path(p)) for p in ("/etc/machine-id", "/var/lib/dbus/machine-id") if _read(Path(p))), "")
+    boot = _read(_PROC / "sys/kernel/random/boot_id")
+    try:
+        namespace = os.readlink(_PROC / "self/ns/pid")
+    except OSError:
+        namespace = ""
+    return ":".join(sha256_hex(f"harness {part}")[:8] for part in (machine, boot, namespace))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _start_by_ps(pid: int) -> str | None:
+    result = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
+    )
+    state, _, started = result.stdout.strip().partition(" ")
+    return None if not started or state.startswith("Z") else " ".join(started.split())
+
+
+def is_alive(attempt: Mapping[str, Any]) -> bool | None:
+    """Tell whether the process of an attempt still runs.
+
+    Args:
+        attempt: `host`, `pid` and `pid_start` as its `started` event stores them.
+
+    Returns:
+        True or False for a process of this machine; None when it cannot be told: another host,
+        another machine of the same name, another container, or an event without these members.
+    """
+    pid, start = attempt.get("pid"), attempt.get("pid_start")
+    if attempt.get("host") != os.uname().nodename or not isinstance(pid, int) or not isinstance(start, str):
+        return None
+    if start.count(":") == 3 and (_PROC / "self" / "stat").exists():
+        machine, boot, namespace, _ = start.split(":")
+        here_machine, here_boot, here_namespace = _place().split(":")
+        if machine != here_machine:
+            return None
+        if boot != here_boot:
+            return False
+        if namespace != here_namespace:
+            return None
+    return process_start(pid) == start

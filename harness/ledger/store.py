@@ -1,0 +1,378 @@
+"""The ledger file: appended under a lock, flushed before it is acknowledged, never rewritten.
+
+One `os.write` on `O_APPEND` per append, under `flock` on the file itself, length checked and cut
+back when short. Open files, clocks and processes live here; what events mean lives in `fold`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.core.errors import BusyError, InfraError, LedgerCorruptError, NotFoundError, RefusedError
+from harness.core.files import disk_hint, fsync_dir
+from harness.core.ids import new_ulid
+from harness.ledger.actor import current_actor
+from harness.ledger.events import (
+    FIRST_KINDS,
+    PROGRAM,
+    Actor,
+    Event,
+    NewEvent,
+    UnknownEventError,
+    format_time,
+    make_event,
+    parse_line,
+)
+from harness.ledger.fold import State, fold
+
+_RESTORE = "`harness ledger verify` lists every damage; restore the file with `git checkout -- {name}` or `git log -p`"
+_unsynced: set[str] = set()
+"""Ledgers this process must not append to any more: the kernel may have dropped what it could not flush."""
+
+
+class Ledger:
+    """The event file of one program. Safe for threads and processes; reads are incremental.
+
+    Args:
+        path: `runs.jsonl`; created by the first append.
+        wait_s: how long to wait for another writer, in seconds.
+        clock: Unix time in nanoseconds.
+    """
+
+    def __init__(self, path: Path | str, *, wait_s: float = 30.0, clock: Callable[[], int] = time.time_ns) -> None:
+        self.path = Path(path)
+        self.warnings: list[str] = []
+        self._wait_s = wait_s
+        self._clock = clock
+        self._mutex = threading.RLock()
+        self._locked = False
+        self._forget()
+
+    # Reading
+
+    def events(self) -> list[Event]:
+        """Return every event once, in file order.
+
+        Raises:
+            LedgerCorruptError: on damage anywhere but in a torn last line, with line and byte.
+            UnknownEventError: when a newer version of harness wrote it.
+        """
+        with self._mutex:
+            self._read()
+            return list(self._by_id.values())
+
+    def state(self) -> State:
+        """Return the fold of all events. Raises as `events` and `fold` do."""
+        return fold(self.events())
+
+    def torn(self) -> bytes:
+        """Return the bytes of a torn last line; empty when there is none."""
+        with self._mutex:
+            self._read()
+            return self._torn
+
+    # Writing
+
+    def append(
+        self, run: str, kind: str, data: Mapping[str, Any], *, actor: Actor | None = None, critical: bool = False
+    ) -> Event:
+        """Append one event; when this returns it survives a crash of the process and of the machine.
+
+        Raises:
+            UsageError: when the event breaks the format.
+            NotFoundError, RefusedError: when the run does not exist, or is created twice.
+            LedgerCorruptError: when the ledger is damaged.
+            BusyError: when another process holds the lock too long.
+            InfraError: when the disk is full or fails; the file is as before, unless the message says otherwise.
+        """
+        return self._append(lambda: [NewEvent(run, kind, data, critical, actor)])[0]
+
+    def append_locked(self, build: Callable[[State], list[NewEvent]]) -> list[Event]:
+        """Read, decide and append under one lock, all events in one write.
+
+        Args:
+            build: from the state to the events; must be quick, every other writer waits. An exception
+                leaves the ledger untouched.
+
+        Raises:
+            As `append`, and what `build` raises.
+        """
+        return self._append(lambda: build(fold(self._by_id.values())))
+
+    def _append(self, build: Callable[[], list[NewEvent]]) -> list[Event]:
+        with self._mutex, self._exclusive() as descriptor:
+            self._refuse_after_failed_sync()
+            self._refresh(descriptor)
+            events = self._make(build())
+            if events:
+                self._repair(descriptor)
+                self._write(descriptor, events)
+            return events
+
+    def _make(self, news: list[NewEvent]) -> list[Event]:
+        heads = dict(self._heads)
+        events = []
+        at = format_time(self._clock())
+        milliseconds = self._clock() // 1_000_000
+        for new in news:
+            known = new.run in heads
+            if not known and new.run != PROGRAM and new.kind not in FIRST_KINDS:
+                raise NotFoundError(f"{new.run} is not in {self.path.name}", "`harness list` shows the runs")
+            if known and new.kind == "created":
+                raise RefusedError(f"{new.run} exists already", "`harness new-run` takes the next free number")
+            actor = new.actor or current_actor()
+            event = make_event(
+                new, id=new_ulid(milliseconds), at=at, prev=sorted(heads.get(new.run, ())), actor=actor
+            )
+            heads[new.run] = [event.sha]
+            events.append(event)
+        return events
+
+    def _write(self, descriptor: int, events: list[Event]) -> None:
+        payload = b"".join(event.line + b"\n" for event in events)
+        if self._open_tail:
+            payload = b"\n" + payload
+        size = os.fstat(descriptor).st_size
+        try:
+            written = os.write(descriptor, payload)
+            if written != len(payload):
+                raise InfraError(f"only {written} of {len(payload)} bytes could be written")
+        except OSError as error:
+            self._forget()
+            with contextlib.suppress(OSError):  # what is left then is a torn tail, which the next append repairs
+                os.ftruncate(descriptor, size)
+            reason = error.message if isinstance(error, InfraError) else error.strerror
+            hint = disk_hint(error) if error.errno else "free some disk space and run the same command again"
+            raise InfraError(f"cannot append to {self.path}: {reason}; nothing was recorded", hint) from error
+        self._sync(descriptor, created=size == 0)
+        if self._open_tail:
+            self._forget()
+            return
+        for event in events:
+            self._add(event)
+        self._good = size + len(payload)
+        self._remember(descriptor, events[-1].line)
+
+    def _sync(self, descriptor: int, created: bool) -> None:
+        try:
+            _flush(descriptor)
+            if created:
+                fsync_dir(self.path.parent)
+        except OSError as error:
+            # After a failed fsync the kernel may have dropped the pages and the next fsync would "succeed".
+            _unsynced.add(os.path.realpath(self.path))
+            self._forget()
+            raise InfraError(
+                f"the disk did not confirm the last append to {self.path} ({error.strerror}); "
+                "it may or may not be recorded, and this process appends no more",
+                "check the disk (`dmesg`, `harness doctor`), then `harness ledger verify` before you go on",
+            ) from error
+
+    def _refuse_after_failed_sync(self) -> None:
+        if os.path.realpath(self.path) in _unsynced:
+            raise InfraError(
+                f"an earlier append to {self.path} was not confirmed by the disk; this process appends no more",
+                "check the disk, then start again; `harness ledger verify` shows what was recorded",
+            )
+
+    def _repair(self, descriptor: int) -> None:
+        """Move a torn tail aside, so that no record is ever glued to it."""
+        if not self._torn:
+            return
+        folder = self.path.parent / "outputs"  # git-ignored in every program
+        number = 1
+        while (folder / f"{self.path.name}.torn-{number}").exists():
+            number += 1
+        aside = folder / f"{self.path.name}.torn-{number}"
+        try:
+            folder.mkdir(exist_ok=True)
+            with aside.open("xb") as file:
+                file.write(self._torn)
+                file.flush()
+                os.fsync(file.fileno())
+            fsync_dir(folder)
+            os.ftruncate(descriptor, self._good)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise InfraError(f"cannot set the torn tail of {self.path} aside: {error.strerror}", disk_hint(error)) from error
+        self.warnings.append(f"{len(self._torn)} bytes of a torn last line were moved to {aside}")
+        self._torn = b""
+
+    # The lock
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[int]:
+        if self._locked:
+            raise BusyError("an append inside an append would wait for itself", "return all events from `build`")
+        descriptor = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT, fcntl.LOCK_EX)
+        self._locked = True
+        try:
+            yield descriptor
+        finally:
+            self._locked = False
+            os.close(descriptor)
+
+    def _open(self, flags: int, mode: int) -> int:
+        """Open and lock the file that the path names now: git replaces files by rename."""
+        while True:
+            try:
+                descriptor = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise InfraError(f"cannot open {self.path}: {error.strerror}", disk_hint(error)) from error
+            try:
+                _lock(descriptor, mode, self._wait_s, self.path.name)
+                if os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
+                    return descriptor
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    # The cache
+
+    def _forget(self) -> None:
+        self._by_id: dict[str, Event] = {}
+        self._heads: dict[str, list[str]] = {}
+        self._named: set[str] = set()
+        self._torn = b""
+        self._open_tail = False
+        self._good = 0
+        self._lines = 0
+        self._last = b""
+        self._stamp: tuple[int, ...] = ()
+
+    def _read(self) -> None:
+        if self._locked:  # called from `build`, which holds the lock already
+            return
+        try:
+            descriptor = self._open(os.O_RDONLY, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            self._forget()
+            return
+        try:
+            self._refresh(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _refresh(self, descriptor: int) -> None:
+        """Bring the cache up to date: nothing to do, only new lines, or all of them."""
+        stat = os.fstat(descriptor)
+        if self._stamp == (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns):
+            return
+        same = self._stamp[:2] == (stat.st_dev, stat.st_ino) and not self._open_tail and self._last
+        if not same or os.pread(descriptor, len(self._last), self._good - len(self._last)) != self._last:
+            self._forget()
+        try:
+            last = self._load(_read_from(descriptor, self._good))
+        except BaseException:
+            self._forget()
+            raise
+        self._remember(descriptor, last)
+
+    def _remember(self, descriptor: int, last: bytes) -> None:
+        stat = os.fstat(descriptor)
+        self._stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if last:
+            self._last = last + b"\n"
+
+    def _load(self, data: bytes) -> bytes:
+        """Take the lines of `data`, which stand at `_good`; return the last whole one."""
+        lines = data.split(b"\n")
+        tail = lines.pop()
+        self._torn, self._open_tail = b"", False
+        for index, line in enumerate(lines):
+            try:
+                event = parse_line(line)
+                self._add(event)
+            except (ValueError, UnknownEventError) as error:
+                offset = self._good + sum(len(before) + 1 for before in lines[:index])
+                raise self._located(error, self._lines + index + 1, offset) from error
+        self._good += len(data) - len(tail)
+        self._lines += len(lines)
+        if tail:
+            self._take_tail(tail)
+        return lines[-1] if lines else b""
+
+    def _take_tail(self, tail: bytes) -> None:
+        """Keep a whole event that lacks only its newline; anything else is a torn write."""
+        try:
+            self._add(parse_line(tail))
+            self._open_tail = True
+            message = f"the last line of {self.path.name} lacks its newline; it is complete and counts"
+        except ValueError:
+            self._torn = tail
+            message = (
+                f"the last line of {self.path.name} is torn ({len(tail)} bytes at byte {self._good}) and is left out; "
+                "the next append moves it aside"
+            )
+        if message not in self.warnings:
+            self.warnings.append(message)
+
+    def _located(self, error: Exception, line: int, offset: int) -> Exception:
+        place = f"{self.path} line {line} (byte {offset})"
+        if isinstance(error, UnknownEventError):
+            return UnknownEventError(f"{place}: {error}", error.hint)
+        return LedgerCorruptError(f"{place} is damaged: {error}", _RESTORE.format(name=self.path.name))
+
+    def _add(self, event: Event) -> None:
+        known = self._by_id.setdefault(event.id, event)
+        if known is not event:
+            if known.sha != event.sha:
+                raise ValueError(f"another event of {known.run} has the same id {event.id}; one of them was edited")
+            return
+        self._named.update(event.prev)
+        heads = self._heads.get(event.run)
+        if heads is None:
+            self._heads[event.run] = [] if event.sha in self._named else [event.sha]
+            return
+        for sha in event.prev:
+            if sha in heads:
+                heads.remove(sha)
+        if event.sha not in self._named:  # a merge may put a child before its parent
+            heads.append(event.sha)
+
+
+def _lock(descriptor: int, mode: int, wait_s: float, name: str) -> None:
+    deadline = time.monotonic() + wait_s
+    pause = 0.0005
+    while True:
+        try:
+            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise BusyError(f"{name} is locked by another process", "try again in a moment") from None
+        except OSError as error:
+            if mode == fcntl.LOCK_SH:
+                return  # a file system without locks can still be read
+            raise InfraError(
+                f"{name} cannot be locked: {error.strerror}", "keep the program on a local disk; `harness doctor` checks"
+            ) from error
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.01)
+
+
+def _flush(descriptor: int) -> None:
+    if hasattr(fcntl, "F_FULLFSYNC"):  # on macOS fsync stops at the drive's cache
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def _read_from(descriptor: int, offset: int) -> bytes:
+    blocks = []
+    while block := os.pread(descriptor, 1 << 24, offset):
+        blocks.append(block)
+        offset += len(block)
+    return b"".join(blocks)
