@@ -1,0 +1,229 @@
+"""What a report says, as plain values: the view-model between the ledger and the writers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.canonical import decode_number
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with the bounds of its interval, at the confidence CONTEXT.md froze."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Estimate:
+        """Build from an event's `{mean, low, high}`; typed non-finite numbers are understood."""
+        return cls(*(decode_number(data[key]) for key in ("mean", "low", "high")))
+
+
+@dataclass(frozen=True, slots=True)
+class Eval:
+    """One held-out eval: who, when, under which prompt, and what came out."""
+
+    subject: str
+    step: int
+    env: str
+    prompt: str
+    n: int
+    requested: int
+    failures: Mapping[str, int]
+    means: Mapping[str, Estimate]
+    gain: Mapping[str, Estimate]
+    gain_shipped: Mapping[str, Estimate]
+    extra: Mapping[str, Any]
+    file: str
+    file_intact: bool | None
+    """Whether the committed items match their hash in the ledger; None when there is no file to check."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item that was asked for was scored."""
+        return self.n >= self.requested
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRow:
+    """One entry of the change set to the parent."""
+
+    key: str
+    old: str
+    new: str
+    kind: str
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GateRow:
+    """One check of one gate: what was measured, the bound, and what that means."""
+
+    gate: str
+    env: str
+    check: str
+    metric: str
+    value: str
+    bound: str
+    verdict: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """The gate table: recorded by `promote`, or only the bar of GOAL.md when nobody asked yet."""
+
+    verdict: str
+    rows: tuple[GateRow, ...]
+    recorded: bool
+    promoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One execution of the run."""
+
+    attempt: int
+    outcome: str
+    failure: str
+    reason: str
+    host: str
+    resumed_from: str
+    wall_s: float | None
+    tokens: int | None
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The per-step table: one value per step and key, NaN where a step has none."""
+
+    steps: tuple[int, ...] = ()
+    columns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Return the steps and values of a key, steps without a value left out."""
+        values = self.columns.get(key, ())
+        pairs = [(step, value) for step, value in zip(self.steps, values, strict=False) if math.isfinite(value)]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+    def last(self, key: str, count: int) -> list[float]:
+        """Return the last `count` finite values of a key."""
+        return self.series(key)[1][-count:]
+
+    def environments(self) -> list[str]:
+        """Return the environments that were trained on, by name."""
+        return sorted({key.split("/")[1] for key in self.columns if key.startswith("train/") and "/reward/" in key})
+
+    def components(self, env: str) -> list[str]:
+        """Return the reward components logged for an environment, by name."""
+        prefix = f"train/{env}/component/"
+        return sorted(key.removeprefix(prefix) for key in self.columns if key.startswith(prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One stored rollout and why it was picked."""
+
+    env: str
+    step: int
+    pick: str
+    task: str
+    prompt: str | None
+    """None where the source text may not be redistributed."""
+    completion: str
+    finish: str
+    reward: float
+    components: Mapping[str, float]
+    diagnostics: Mapping[str, str]
+    failure: str
+    advantage: float | None
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRow:
+    """Held-out accuracy of one label, base against policy, in percent of `n` answers."""
+
+    env: str
+    label: str
+    n: int
+    base: float | None
+    policy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRow:
+    """What an answer without a model reaches on the held-out items."""
+
+    env: str
+    name: str
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """Everything a report shows."""
+
+    run: str
+    kind: str
+    hypothesis: str
+    parent: str
+    lever: str
+    replicate_of: str
+    outside_plan: str
+    config: str
+    status: str
+    decision: str
+    reason: str
+    decided_by: str
+    confidence: float
+    gate_baseline: str
+    changes: tuple[ChangeRow, ...]
+    evals: tuple[Eval, ...]
+    gates: Gates
+    attempts: tuple[AttemptRow, ...]
+    metrics: Metrics
+    samples: tuple[Sample, ...]
+    labels: tuple[LabelRow, ...]
+    baselines: tuple[BaselineRow, ...]
+    capture: Mapping[str, str]
+    packages: Mapping[str, str]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def curve(self, env: str, prompt: str = "run") -> list[Eval]:
+        """Return the held-out evals of an environment by step; the base stands at step 0."""
+        points = {(e.step if e.subject == "policy" else 0): e for e in _base_first(self.evals, env, prompt)}
+        return [points[step] for step in sorted(points)]
+
+    def base(self, env: str, prompt: str = "run") -> Eval | None:
+        """Return the base model's eval under the run's or the shipped prompt."""
+        found = [e for e in self.evals if e.env == env and e.subject == "base" and e.prompt == prompt]
+        return found[-1] if found else None
+
+    def final(self, env: str) -> Eval | None:
+        """Return the policy's last eval under the run's prompt."""
+        found = [e for e in self.curve(env) if e.subject == "policy"]
+        return found[-1] if found else None
+
+    def eval_environments(self) -> list[str]:
+        """Return the environments with held-out evals, by name."""
+        return sorted({e.env for e in self.evals})
+
+
+def _base_first(evals: Sequence[Eval], env: str, prompt: str) -> list[Eval]:
+    chosen = [e for e in evals if e.env == env and e.prompt == prompt]
+    return sorted(chosen, key=lambda e: e.subject != "base")
+
+
+def metric_order(names: Mapping[str, Any] | Sequence[str] | set[str]) -> list[str]:
+    """Return metric names with the reward first, then accuracy, then by name."""
+    rank = {"reward": 0, "accuracy": 1}
+    return sorted(names, key=lambda name: (rank.get(name, 2), name))

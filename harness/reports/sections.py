@@ -1,0 +1,435 @@
+"""The content of a report, section by section, as blocks; the first screen answers what, why and whether."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from harness.core.types import Verdict
+from harness.reports.blocks import (
+    Block,
+    Bullets,
+    Code,
+    Figure,
+    FileLink,
+    Heading,
+    Inline,
+    Paragraph,
+    Quote,
+    Table,
+    Tone,
+    code,
+    strong,
+    text,
+)
+from harness.reports.model import Estimate, Eval, GateRow, ReportData, Sample, metric_order
+from harness.reports.plots import Plot
+from harness.reports.warn import top_answer_share
+
+_VERDICT_TONES: Mapping[str, Tone] = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.CANNOT_TELL: "warn"}
+_DECISION_TONES: Mapping[str, Tone] = {"keep": "good", "reject": "bad", "rerun": "warn", "retune": "warn"}
+_KEY_PACKAGES = ("torch", "transformers", "peft", "vllm", "numpy", "scipy", "safetensors", "post-training-harness")
+
+
+def report_blocks(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
+    """Return the report without its rollouts, most important first."""
+    return [
+        *_head(data),
+        *_changes(data),
+        *_heldout(data, plots),
+        *_gates(data),
+        *_warnings(data),
+        *_curves(data, plots),
+        *_by_label(data, plots),
+        *_training(data, plots),
+        *_failures(data),
+        *_attempts(data),
+        *_environment(data),
+    ]
+
+
+def rollout_blocks(data: ReportData) -> list[Block]:
+    """Return the chosen rollouts with their verdicts, as text that cannot do anything."""
+    if not data.samples:
+        return [Heading(2, "Rollouts"), Paragraph(text("No rollouts were stored for this run."))]
+    intro = (
+        "Chosen by rule, not by hand: one rollout of the first stored step, then the best, the worst and random ones "
+        "of the last stored step. The run's name seeds the choice."
+    )
+    blocks: list[Block] = [Heading(2, "Rollouts"), Paragraph(text(intro))]
+    if any(sample.prompt is None for sample in data.samples):
+        blocks.append(Paragraph(text("The prompts are left out: the source text may not be redistributed.")))
+    for sample in data.samples:
+        blocks += _sample(sample)
+    return blocks
+
+
+def decision_chips(data: ReportData) -> list[tuple[str, Tone]]:
+    """Return the labels beside the title: decision, gate verdict, status."""
+    decision = (data.decision or "no decision yet", _DECISION_TONES.get(data.decision, "quiet"))
+    gate_text = "promoted" if data.gates.promoted else f"gates: {_words(data.gates.verdict)}"
+    return [decision, (gate_text, _VERDICT_TONES.get(data.gates.verdict, "quiet")), (data.status, "quiet")]
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def estimate(value: Estimate | None, *, signed: bool = False) -> str:
+    """Return a mean with its interval, `0.431 (0.402 to 0.460)`; a dash when there is none."""
+    if value is None:
+        return "—"
+    sign = "+" if signed else ""
+    mean, low, high = (_number(part, sign) for part in (value.mean, value.low, value.high))
+    return f"{mean} ({low} to {high})"
+
+
+def _number(value: float, sign: str = "") -> str:
+    if not math.isfinite(value):
+        return "not finite" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    return f"{value:{sign}.3f}".replace("-", "−")
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
+        return "—"
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _head(data: ReportData) -> list[Block]:
+    decision = (
+        strong(data.decision, _DECISION_TONES.get(data.decision, "")) if data.decision else text("none yet", "quiet")
+    )
+    if data.decision and (data.decided_by or data.reason):
+        by = f" by {data.decided_by}" if data.decided_by else ""
+        decision += text(f"{by}: {data.reason}" if data.reason else by)
+    verdict = strong(_words(data.gates.verdict), _VERDICT_TONES.get(data.gates.verdict, "quiet"))
+    if data.gates.promoted:
+        verdict += text(", promoted")
+    elif not data.gates.recorded:
+        verdict = text("not run", "quiet")
+    rows: list[tuple[Inline, Inline]] = [(text("Decision"), decision), (text("Gates"), verdict)]
+    rows += [(text(f"Held-out, {env}"), _headline(data, env)) for env in data.eval_environments()]
+    basis = code(data.parent) if data.parent else text("none, the first of its line")
+    if data.replicate_of:
+        basis += text(" · replicates ") + code(data.replicate_of)
+    rows += [(text("Parent"), basis), (text("Status"), text(data.status))]
+    if data.config:
+        rows.append((text("Config"), code(data.config)))
+    return [
+        Heading(1, data.run),
+        Quote(data.hypothesis or "No hypothesis is recorded."),
+        Table(("", ""), tuple(rows)),
+    ]
+
+
+def _headline(data: ReportData, env: str) -> Inline:
+    final, base = data.final(env), data.base(env)
+    if final is None:
+        return text("no eval of the policy", "quiet")
+    parts: Inline = ()
+    for name in ("reward", "accuracy"):
+        if name in final.means:
+            before = f"{_number(base.means[name].mean)} → " if base and name in base.means else ""
+            gain = final.gain.get(name)
+            tone: Tone = "" if gain is None else "good" if gain.low > 0 else "bad" if gain.high < 0 else "warn"
+            parts += text(f"{' · ' if parts else ''}{name} {before}{_number(final.means[name].mean)}")
+            if gain is not None:
+                parts += text(", gain ") + strong(estimate(gain, signed=True), tone)
+    return parts or text("no finite metric", "warn")
+
+
+def _changes(data: ReportData) -> list[Block]:
+    blocks: list[Block] = [Heading(2, "Change")]
+    if data.lever:
+        blocks.append(Paragraph(text("One lever, declared as ") + code(data.lever) + text(".")))
+    if not data.changes:
+        return [*blocks, Paragraph(text("No change to the parent." if data.parent else "No parent to differ from."))]
+    rows = tuple(
+        (
+            code(c.key),
+            code(c.old),
+            code(c.new),
+            text(c.kind),
+            text("yes" if c.counts else "no", "" if c.counts else "quiet"),
+        )
+        for c in data.changes
+    )
+    return [*blocks, Table(("Key", "Parent", "This run", "Kind", "Counts"), rows)]
+
+
+def _heldout(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
+    blocks: list[Block] = [Heading(2, "Held-out result")]
+    if not data.evals:
+        return [*blocks, Paragraph(text("No held-out eval is recorded."))]
+    for env in data.eval_environments():
+        final, base, shipped = data.final(env), data.base(env), data.base(env, "shipped")
+        shown = final or base
+        if shown is None:
+            continue
+        blocks.append(Heading(3, env))
+        blocks.append(Paragraph(text(_eval_line(data, shown))))
+        rows = tuple(_metric_row(name, base, shipped, final) for name in metric_order(shown.means))
+        columns = (
+            "Metric",
+            "Base, shipped prompt",
+            "Base, run prompt",
+            "Policy",
+            "Gain over run prompt",
+            "Gain over shipped prompt",
+        )
+        blocks.append(Table(columns, rows, frozenset(range(1, 6))))
+        blocks += _baselines(data, env)
+        blocks += _figure(plots, f"gain-{env}")
+    return blocks
+
+
+def _eval_line(data: ReportData, shown: Eval) -> str:
+    who = f"Policy after step {shown.step}" if shown.subject == "policy" else "Base model"
+    line = (
+        f"{who}, {shown.n} of {shown.requested} items counted; means with {data.confidence:.0%} intervals, "
+        "gains paired on the same items."
+    )
+    share = top_answer_share(shown)
+    return line if share is None else f"{line} Most frequent answer: {share:.0%} of the answers."
+
+
+def _metric_row(name: str, base: Eval | None, shipped: Eval | None, final: Eval | None) -> tuple[Inline, ...]:
+    def mean(entry: Eval | None) -> Inline:
+        return text(estimate(entry.means.get(name) if entry else None))
+
+    def gain(value: Estimate | None) -> Inline:
+        if value is None:
+            return text("—", "quiet")
+        tone: Tone = "good" if value.low > 0 else "bad" if value.high < 0 else ""
+        return strong(estimate(value, signed=True), tone) if tone else text(estimate(value, signed=True))
+
+    return (
+        text(name),
+        mean(shipped),
+        mean(base),
+        mean(final),
+        gain(final.gain.get(name) if final else None),
+        gain(final.gain_shipped.get(name) if final else None),
+    )
+
+
+def _baselines(data: ReportData, env: str) -> list[Block]:
+    rows = tuple(
+        (text(row.name), text(row.metric), text(_number(row.value))) for row in data.baselines if row.env == env
+    )
+    if not rows:
+        return []
+    return [
+        Paragraph(text("Answers without a model on the same items, to hold the numbers against:")),
+        Table(("Baseline", "Metric", "Value"), rows, frozenset({2})),
+    ]
+
+
+def _gates(data: ReportData) -> list[Block]:
+    blocks: list[Block] = [Heading(2, "Gates")]
+    if not data.gates.recorded:
+        note = "promote has not judged this run; the table shows the bar of GOAL.md beside what was measured."
+        blocks.append(Paragraph(text(note)))
+    if not data.gates.rows:
+        return [*blocks, Paragraph(text("No gate has a row for this run."))]
+    rows = tuple(_gate_row(row) for row in data.gates.rows)
+    columns = ("Gate", "Environment", "Check", "Metric", "Measured", "Bound", "Verdict", "Detail")
+    return [*blocks, Table(columns, rows, frozenset({4, 5}))]
+
+
+def _gate_row(row: GateRow) -> tuple[Inline, ...]:
+    tone = _VERDICT_TONES.get(row.verdict, "quiet")
+    verdict = strong(_words(row.verdict), tone) if row.verdict != Verdict.NOT_RUN else text("not run", "quiet")
+    plain = (row.gate, row.env, row.check, row.metric, row.value, row.bound)
+    return (*(text(cell) for cell in plain), verdict, text(row.detail))
+
+
+def _warnings(data: ReportData) -> list[Block]:
+    if not data.warnings:
+        return [Heading(2, "Warnings"), Paragraph(text("None: no sign of collapse, evals complete, nothing left out."))]
+    return [Heading(2, "Warnings"), Bullets(tuple(text(warning) for warning in data.warnings), "warn")]
+
+
+def _figure(plots: Mapping[str, Plot], name: str) -> list[Block]:
+    plot = plots.get(name)
+    return [Figure(f"plots/{plot.name}.png", plot.alt, plot.caption)] if plot else []
+
+
+def _curves(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
+    blocks: list[Block] = []
+    for env in data.eval_environments():
+        blocks += _figure(plots, f"heldout-{env}")
+        points = data.curve(env)
+        names = metric_order({name for point in points for name in point.means})[:4]
+        if len(points) > 1:
+            rows = tuple(
+                (
+                    text("base" if p.subject == "base" else str(p.step)),
+                    text(str(p.n)),
+                    *(text(estimate(p.means.get(n))) for n in names),
+                )
+                for p in points
+            )
+            blocks.append(Table(("Step", "Items", *names), rows, frozenset(range(1, 2 + len(names)))))
+    return [Heading(2, "Held-out curves"), *blocks] if blocks else []
+
+
+def _by_label(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
+    blocks: list[Block] = []
+    for env in sorted({row.env for row in data.labels}):
+        rows = tuple(
+            (
+                text(row.label),
+                text(str(row.n)),
+                text(_share(row.base)),
+                text(_share(row.policy)),
+                text(_change(row.base, row.policy)),
+            )
+            for row in data.labels
+            if row.env == env
+        )
+        blocks += [Heading(3, env), *_figure(plots, f"labels-{env}")]
+        blocks.append(Table(("Label", "Answers", "Base", "Policy", "Change"), rows, frozenset(range(1, 5))))
+    return [Heading(2, "Accuracy by label"), *blocks] if blocks else []
+
+
+def _share(value: float | None) -> str:
+    return "—" if value is None else f"{value:.1%}"
+
+
+def _change(base: float | None, policy: float | None) -> str:
+    return "—" if base is None or policy is None else f"{100 * (policy - base):+.1f} points".replace("-", "−")
+
+
+def _training(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
+    if not data.metrics.steps:
+        return [Heading(2, "Training"), Paragraph(text("No training metrics are stored for this run."))]
+    blocks: list[Block] = [Heading(2, "Training"), *_figure(plots, "learning")]
+    for env in data.metrics.environments():
+        blocks += _figure(plots, f"components-{env}")
+    blocks += [*_figure(plots, "rollouts"), *_figure(plots, "optimisation")]
+    return [*blocks, *_cost(data)]
+
+
+def _cost(data: ReportData) -> list[Block]:
+    """Return where a step's time goes: medians, which one slow step does not move."""
+    keys = sorted(key for key in data.metrics.columns if key.startswith(("time/", "perf/")))
+    rows = []
+    for key in keys:
+        values = sorted(data.metrics.series(key)[1])
+        if values:
+            middle = values[len(values) // 2]
+            rows.append((code(key), text(f"{middle:.4g}"), text(f"{values[0]:.4g}"), text(f"{values[-1]:.4g}")))
+    if not rows:
+        return []
+    return [
+        Heading(3, "Cost per step"),
+        Table(("Key", "Median", "Lowest", "Highest"), tuple(rows), frozenset({1, 2, 3})),
+    ]
+
+
+def _failures(data: ReportData) -> list[Block]:
+    rows = [
+        (text(f"held-out {e.env}, {e.subject} step {e.step}, {e.prompt} prompt"), text(name), text(str(count)))
+        for e in data.evals
+        for name, count in e.failures.items()
+        if count
+    ]
+    for key in sorted(key for key in data.metrics.columns if key.startswith("train/failures/")):
+        total = int(sum(data.metrics.series(key)[1]))
+        if total:
+            rows.append((text("training, all steps"), text(key.removeprefix("train/failures/")), text(str(total))))
+    note = (
+        "Class model counts against the model (wrong, invalid, cut by its own length); "
+        "every other class is left out of the mean."
+    )
+    if not rows:
+        return [Heading(2, "Failures"), Paragraph(text("None recorded."))]
+    return [
+        Heading(2, "Failures"),
+        Paragraph(text(note)),
+        Table(("Where", "Class", "Count"), tuple(rows), frozenset({2})),
+    ]
+
+
+def _attempts(data: ReportData) -> list[Block]:
+    if not data.attempts:
+        return [Heading(2, "Attempts"), Paragraph(text("The run has not been started."))]
+    rows = tuple(
+        (
+            text(str(a.attempt)),
+            text(a.outcome),
+            text(" ".join(part for part in (a.failure, a.reason) if part) or "—"),
+            text(a.resumed_from or "—"),
+            text("—" if a.step is None else str(a.step)),
+            text(_duration(a.wall_s)),
+            text("—" if a.tokens is None else f"{a.tokens:,}"),
+            text(a.host or "—"),
+        )
+        for a in data.attempts
+    )
+    columns = ("Attempt", "Outcome", "Failure", "Resumed from step", "Last step", "Duration", "Tokens", "Host")
+    return [Heading(2, "Attempts"), Table(columns, rows, frozenset({4, 5, 6}))]
+
+
+def _environment(data: ReportData) -> list[Block]:
+    rows = [(text(key), code(value)) for key, value in data.capture.items()]
+    named = [name for name in _KEY_PACKAGES if name in data.packages]
+    rows += [(text(name), code(data.packages[name])) for name in named]
+    files = [(entry.file, entry.file_intact) for entry in data.evals if entry.file]
+    blocks: list[Block] = [Heading(2, "Environment")]
+    blocks.append(Table(("What", "Value"), tuple(rows)) if rows else Paragraph(text("Nothing was captured.")))
+    if len(data.packages) > len(named):
+        blocks.append(
+            Paragraph(
+                text(f"All {len(data.packages)} package versions are in ") + code("data/summary.json") + text(".")
+            )
+        )
+    if files:
+        words = {
+            True: text("matches the ledger", "good"),
+            False: text("missing or changed", "bad"),
+            None: text("no hash", "quiet"),
+        }
+        blocks += [
+            Heading(3, "Items behind the numbers"),
+            Table(("File", "Hash"), tuple((code(file), words[intact]) for file, intact in sorted(set(files)))),
+        ]
+    if data.notes:
+        blocks += [Heading(3, "Notes"), Bullets(tuple(text(note) for note in data.notes))]
+    return blocks
+
+
+def _sample(sample: Sample) -> list[Block]:
+    verdict = "correct" if not sample.failure else f"failure class {sample.failure}"
+    facts = [f"reward {_number(sample.reward)}", verdict]
+    if sample.advantage is not None:
+        facts.append(f"advantage {_number(sample.advantage, '+')}")
+    if sample.tokens is not None:
+        facts.append(f"{sample.tokens} tokens")
+    if sample.finish:
+        facts.append(f"finish {sample.finish}")
+    blocks: list[Block] = [
+        Heading(3, f"{sample.env}, step {sample.step}, {sample.pick}"),
+        Paragraph(text("Task ") + code(sample.task) + text(" · " + " · ".join(facts))),
+    ]
+    if sample.components:
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in sample.components.items())
+        blocks.append(Paragraph(text(f"Components: {parts}")))
+    if sample.diagnostics:
+        blocks.append(Paragraph(text("Verifier: " + "; ".join(f"{k}: {v}" for k, v in sample.diagnostics.items()))))
+    if sample.prompt is not None:
+        blocks.append(Code(sample.prompt, "Prompt"))
+    blocks.append(Code(sample.completion, "Completion"))
+    return blocks
+
+
+def rollout_link(data: ReportData) -> list[Block]:
+    """Return the pointer from report.md to the rollouts."""
+    if not data.samples:
+        return []
+    return [Heading(2, "Rollouts"), FileLink(f"{len(data.samples)} sample rollouts with their verdicts", "rollouts.md")]

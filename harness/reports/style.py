@@ -1,0 +1,112 @@
+"""How plots look, and how the same values always give the same PNG bytes."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from harness.reports.sanitize import one_line
+
+INK, SOFT, GRID = "#1b1f24", "#59636e", "#e4e8ec"
+# Okabe & Ito 2008, "Color Universal Design": distinguishable with every common colour blindness.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#AA4C8F", "#B87A00", "#3A9BD1"
+_FIXED = {"reward": BLUE, "accuracy": VERMILION, "format": GREEN, "reasoning": PURPLE}
+_OTHERS = (ORANGE, SKY, SOFT)
+WIDTH_IN = 9.0
+DPI = 160
+PANEL_IN = 2.35
+
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.labelsize": 10,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": "#8c959f",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "text.color": INK,
+    "text.parse_math": False,  # a label with $ is a label
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "white",
+    "svg.hashsalt": "harness",
+}
+
+
+@contextmanager
+def plot_style() -> Iterator[None]:
+    """Apply the house style over matplotlib's defaults, whatever the user's matplotlibrc says."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def new_figure(panels: int, *, columns: int = 3, height_in: float = PANEL_IN) -> tuple[Figure, list[Axes]]:
+    """Return a figure 9 inches wide with `panels` axes in a grid; unused places stay empty."""
+    columns = max(1, min(columns, panels))
+    rows = math.ceil(panels / columns)
+    figure = Figure(figsize=(WIDTH_IN, 0.35 + rows * height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.03, hspace=0.05)  # type: ignore[union-attr, call-arg]
+    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(panels)]
+
+
+def png(figure: Figure) -> bytes:
+    """Return the figure as PNG bytes without the library's version or a date in it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def metric_colour(name: str, names: Sequence[str]) -> str:
+    """Return the colour of a metric: the same in every plot of every report."""
+    if name in _FIXED:
+        return _FIXED[name]
+    others = [other for other in names if other not in _FIXED]
+    return _OTHERS[others.index(name) % len(_OTHERS)]
+
+
+def step_axis(axes: Axes, steps: Sequence[int], *, label: bool = True) -> None:
+    """Give an axis whole steps, few ticks, and room at both ends."""
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=2))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    if steps:
+        low, high = min(steps), max(steps)
+        pad = max(0.5, 0.03 * (high - low))
+        axes.set_xlim(low - pad, high + pad)
+    if label:
+        axes.set_xlabel("training step")
+
+
+def plot_text(text: str, limit: int = 40) -> str:
+    """Return a name as it may stand in a plot: one line, cut."""
+    flat = one_line(text)
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def running_mean(values: Sequence[float], window: int = 5) -> list[float]:
+    """Return the mean of each value and up to `window - 1` before it."""
+    return [sum(values[max(0, i + 1 - window) : i + 1]) / min(window, i + 1) for i in range(len(values))]

@@ -1,0 +1,181 @@
+"""What a report needs beyond the ledger, derived once where the run directory and the data are at hand."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.core.canonical import canonical_json, encode_non_finite, strict_loads
+from harness.core.errors import ConfigError, HarnessError
+from harness.envs.registry import ENVIRONMENTS, load_environment
+from harness.evaluation.records import read_items
+from harness.reports.collect import flatten
+
+if TYPE_CHECKING:
+    from harness.envs.base import Environment
+    from harness.ledger import RunState
+    from harness.program import Context
+
+# An allow-list: a capture file must never carry environment variables or keys into a commit.
+_CAPTURED = (
+    "commit",
+    "dirty_sha",
+    "packages_sha",
+    "python",
+    "platform",
+    "hardware",
+    "device",
+    "dtype",
+    "threads",
+    "capability",
+)
+EMPTY: Mapping[str, Any] = {
+    "capture": {},
+    "packages": {},
+    "redistributable": {},
+    "labels": [],
+    "baselines": [],
+    "broken_lines": 0,
+}
+
+
+def capture(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the allowed members of a captured environment, flattened, and its package versions."""
+    try:
+        data = strict_loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}, {}
+    if not isinstance(data, dict):
+        return {}, {}
+    packages = data.get("packages")
+    versions = {str(k): str(v) for k, v in packages.items()} if isinstance(packages, dict) else {}
+    return flatten({key: data[key] for key in _CAPTURED if key in data}), versions
+
+
+def redistributable(env: str, args: Mapping[str, Any]) -> bool:
+    """Say whether an environment's source text may stand in a committed report.
+
+    False also when the environment cannot be loaded: without the data nobody can tell.
+    """
+    spec = ENVIRONMENTS.get(env)
+    if spec is None or getattr(spec, "redistributable", True) is False:
+        return False
+    try:
+        loaded = load_environment(env, dict(args))
+    except (HarnessError, OSError):
+        return False
+    return bool(getattr(loaded, "redistributable", True))
+
+
+def training_args(state: RunState) -> dict[str, dict[str, Any]]:
+    """Return the arguments of the environments a run trained on, by id."""
+    config = (state.created.get("basis") or {}).get("config") or {}
+    entries = config.get("env") or ()
+    return {str(entry["id"]): dict(entry.get("args") or {}) for entry in entries}
+
+
+def label_rows(root: Path, state: RunState, context: Context) -> list[dict[str, Any]]:
+    """Return held-out accuracy by label, base against policy, under the run's prompt.
+
+    Environments whose tasks cannot be loaded here, or whose item files are gone, have no rows.
+    """
+    rows: list[dict[str, Any]] = []
+    for frozen in sorted(context.eval.env, key=lambda entry: entry.id):
+        files = {subject: _file(state.evals, frozen.id, subject) for subject in ("base", "policy")}
+        if not files["policy"]:
+            continue
+        try:
+            env = load_environment(frozen.id, dict(frozen.args))
+            labels = {task.id: task.label for task in env.tasks(frozen.split)}
+            base = _by_label(root / files["base"], labels) if files["base"] else {}
+            policy = _by_label(root / files["policy"], labels)
+        except (HarnessError, OSError):
+            continue
+        for label in sorted(policy):
+            before = base.get(label)
+            rows.append(
+                {
+                    "env": frozen.id,
+                    "label": label,
+                    "n": len(policy[label]),
+                    "base": _mean(before) if before else None,
+                    "policy": _mean(policy[label]),
+                }
+            )
+    return rows
+
+
+def _file(evals: Sequence[Mapping[str, Any]], env: str, subject: str) -> str:
+    found = [e for e in evals if e["env"] == env and e["subject"] == subject and e["prompt"] == "run" and e.get("file")]
+    return str(max(found, key=lambda e: int(e.get("step") or 0))["file"]) if found else ""
+
+
+def _by_label(path: Path, labels: Mapping[str, str]) -> dict[str, list[float]]:
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for item in read_items(path):
+        value = item.value("accuracy")
+        if item.counts and value is not None and item.task in labels:
+            grouped[labels[item.task]].append(value)
+    return grouped
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 6)
+
+
+def baseline_rows(context: Context) -> list[dict[str, Any]]:
+    """Return what each environment's model-free answers reach on the held-out items."""
+    rows: list[dict[str, Any]] = []
+    for frozen in sorted(context.eval.env, key=lambda entry: entry.id):
+        name = f"harness.envs.{frozen.id}.baselines"
+        if frozen.id not in ENVIRONMENTS or not _exists(name):
+            continue
+        try:
+            env = load_environment(frozen.id, dict(frozen.args))
+            rows += _baselines(name, env, frozen.id, frozen.split)
+        except (HarnessError, OSError):
+            continue
+    return rows
+
+
+def _exists(module: str) -> bool:
+    package = module.rpartition(".")[0]  # find_spec raises where the package itself is missing
+    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(module) is not None
+
+
+def _baselines(module: str, env: Environment, name: str, split: str) -> list[dict[str, Any]]:
+    measured = importlib.import_module(module).heldout_baselines(env, split)
+    return [
+        {"env": name, "name": baseline, "metric": metric, "value": round(float(value), 6)}
+        for baseline, metrics in sorted(measured.items())
+        for metric, value in sorted(metrics.items())
+    ]
+
+
+def dump_summary(summary: Mapping[str, Any]) -> str:
+    """Return the summary as JSON, one member a line, so that a diff of it can be read."""
+    encoded = encode_non_finite(summary)
+    members = [f'"{key}":{canonical_json(encoded[key])}' for key in sorted(encoded)]
+    return "{\n" + ",\n".join(members) + "\n}\n"
+
+
+def parse_summary(data: str, where: str) -> dict[str, Any]:
+    """Read the summary back.
+
+    Raises:
+        ConfigError: when it is damaged.
+    """
+    try:
+        value = strict_loads(data)
+    except ValueError as error:
+        raise ConfigError(
+            f"{where} is damaged: {error}", "take it back from git, or run `harness report` again"
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{where} is damaged: not a JSON object", "take it back from git, or run `harness report` again"
+        )
+    return {**EMPTY, **value}

@@ -1,0 +1,112 @@
+"""What a reviewer must not overlook: signs of collapse, form sold as knowledge, spoiled evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from harness.core.canonical import decode_number
+from harness.core.types import FailureClass
+from harness.reports.model import ChangeRow, Eval, ReportData
+
+TOP_ANSWER_SHARE = 0.60
+"""Share of one answer among the held-out answers above which a policy counts as collapsed."""
+ZERO_SPREAD_SHARE = 0.80
+"""Share of groups without spread over the last steps from which training has stalled."""
+TRUNCATED_SHARE = 0.50
+LAST_STEPS = 5
+
+
+def find_warnings(data: ReportData, *, launch_changes: tuple[ChangeRow, ...] = (), broken_lines: int = 0) -> ReportData:
+    """Return the report data with its warnings, gravest first.
+
+    Args:
+        data: the view-model so far.
+        launch_changes: changes found again at launch; those not in the change set are new.
+        broken_lines: lines of the metrics file that could not be read.
+    """
+    found = [
+        *_evidence(data),
+        *(warning for env in data.eval_environments() for warning in _policy(data, env)),
+        *_training(data),
+        *_change(data, launch_changes),
+    ]
+    if broken_lines:
+        found.append(f"{broken_lines} line(s) of metrics.jsonl could not be read and are left out.")
+    return replace(data, warnings=tuple(dict.fromkeys(found)))
+
+
+def _evidence(data: ReportData) -> list[str]:
+    found = []
+    if data.kind == "training" and data.attempts and not any(e.subject == "policy" for e in data.evals):
+        found.append("There is no held-out eval of the trained policy.")
+    for entry in data.evals:
+        name = f"{entry.env}, {entry.subject} step {entry.step}, {entry.prompt} prompt"
+        if not entry.complete:
+            found.append(f"Incomplete eval ({name}): {entry.n} of {entry.requested} items counted.")
+        if entry.file_intact is False:
+            found.append(f"The items of an eval ({name}) are missing or differ from their hash in the ledger.")
+    if data.attempts and data.attempts[-1].outcome not in ("completed", "not finished"):
+        last = data.attempts[-1]
+        found.append(f"The last attempt ended as {last.outcome}{': ' + last.reason if last.reason else ''}.")
+    return found
+
+
+def _policy(data: ReportData, env: str) -> list[str]:
+    final = data.final(env)
+    if final is None:
+        return []
+    found = []
+    share = top_answer_share(final)
+    if share is not None and share > TOP_ANSWER_SHARE:
+        found.append(
+            f"Collapse sign in {env}: one answer is {share:.0%} of the held-out answers (limit {TOP_ANSWER_SHARE:.0%})."
+        )
+    reward, accuracy = final.gain.get("reward"), final.gain.get("accuracy")
+    if accuracy is not None and accuracy.high < 0:
+        found.append(f"Accuracy in {env} fell: the paired difference to the base lies below zero.")
+    elif reward is not None and accuracy is not None and reward.low > 0 >= accuracy.low:
+        found.append(
+            f"In {env} the reward rises but accuracy is not shown to: the gain may be one in form, not in knowledge."
+        )
+    return found
+
+
+def top_answer_share(entry: Eval) -> float | None:
+    """Return the share of the most frequent answer of an eval, when the eval recorded it."""
+    value: Any = entry.extra.get("top_answer_share")
+    try:
+        return None if value is None else decode_number(value)
+    except ValueError:
+        return None
+
+
+def _training(data: ReportData) -> list[str]:
+    found = []
+    spread = data.metrics.last("train/zero_spread_share", LAST_STEPS)
+    if spread and sum(spread) / len(spread) >= ZERO_SPREAD_SHARE:
+        found.append(
+            f"Collapse sign: {sum(spread) / len(spread):.0%} of the groups of the last {len(spread)} steps have "
+            f"no spread (limit {ZERO_SPREAD_SHARE:.0%}), so they carry no gradient."
+        )
+    cut = data.metrics.last("train/truncated_share", LAST_STEPS)
+    if cut and sum(cut) / len(cut) > TRUNCATED_SHARE:
+        found.append(f"{sum(cut) / len(cut):.0%} of the rollouts of the last {len(cut)} steps were cut by max_tokens.")
+    for name in (FailureClass.INFRA, FailureClass.TOOL, FailureClass.VERIFIER):
+        count = int(sum(data.metrics.series(f"train/failures/{name}")[1]))
+        if count:
+            found.append(f"{count} training rollout(s) failed with class {name} and are left out of every baseline.")
+    return found
+
+
+def _change(data: ReportData, launch_changes: tuple[ChangeRow, ...]) -> list[str]:
+    found = []
+    if data.outside_plan:
+        found.append(f"Outside the search space of PLAN.md: {data.outside_plan}.")
+    known = {(change.key, change.new) for change in data.changes}
+    for change in launch_changes:
+        if (change.key, change.new) not in known:
+            found.append(f"Changed between creation and launch: {change.key} from {change.old} to {change.new}.")
+    if data.capture.get("dirty_sha"):
+        found.append(f"The working tree was dirty at launch (hash {data.capture['dirty_sha'][:12]}).")
+    return found

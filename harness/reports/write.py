@@ -1,0 +1,211 @@
+"""`harness report`: write the files of a run's report, and say whether written ones are stale."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.errors import ConfigError, NotFoundError
+from harness.core.files import atomic_write
+from harness.core.ids import run_number
+from harness.ledger import Ledger, RunState
+from harness.program import Context, Program, read_context, read_goal
+from harness.reports.blocks import Block
+from harness.reports.collect import collect
+from harness.reports.compact import (
+    choose_samples,
+    merge_metrics,
+    metrics_csv,
+    parse_metrics,
+    parse_samples,
+    read_lines,
+    sample_line,
+)
+from harness.reports.html import GENERATOR, Chip, render_html
+from harness.reports.markdown import render_markdown
+from harness.reports.model import ReportData
+from harness.reports.plots import render_plots
+from harness.reports.sections import decision_chips, report_blocks, rollout_blocks, rollout_link
+from harness.reports.summary import (
+    EMPTY,
+    baseline_rows,
+    capture,
+    dump_summary,
+    label_rows,
+    parse_summary,
+    redistributable,
+    training_args,
+)
+
+MAX_FOLDER_BYTES = 5_000_000
+METRICS, ROLLOUTS, SUMMARY = "data/metrics.csv", "data/rollouts.jsonl", "data/summary.json"
+_OWNED = ("plots",)
+_STEP = re.compile(r"step_(\d{1,9})")
+_DATA_URI = re.compile(rb"data:image/png;base64,[A-Za-z0-9+/=]*")
+_GENERATOR = re.compile(rb'<meta name="generator" content="([^"]*)">')
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResult:
+    """What `write_report` did: every file of the report, and whether any of them is new or different."""
+
+    paths: tuple[Path, ...]
+    changed: bool
+
+
+def write_report(program: Program, run: str) -> ReportResult:
+    """Write `analysis/<run>/`: report.md, report.html, rollouts.md, plots/ and data/.
+
+    With `outputs/<run>/` at hand the compact files in data/ are made from it first; without, the
+    committed ones are used. Either way the same inputs give the same bytes.
+
+    Raises:
+        NotFoundError: when the ledger has no such run.
+        ConfigError: when a committed compact file is damaged, or the folder would pass 5 MB.
+    """
+    folder = program.analysis_dir(run)
+    files = build_report(program, run)
+    changed = False
+    for name, data in files.items():
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != data:
+            atomic_write(path, data)
+            changed = True
+    for path in _leftovers(folder, files):
+        path.unlink()
+        changed = True
+    return ReportResult(tuple(folder / name for name in files), changed)
+
+
+def check_report(program: Program, run: str) -> list[str]:
+    """Return what is stale in a run's report, one sentence a file; empty when it is current.
+
+    PNG bytes depend on matplotlib's version; where the report was drawn by another one, images
+    are not compared, everything else is.
+
+    Raises:
+        NotFoundError: when the ledger has no such run.
+    """
+    folder = program.analysis_dir(run)
+    if not (folder / "report.md").is_file():
+        return [f"{run} has no report"]
+    files = build_report(program, run)
+    same_renderer = _same_renderer(folder / "report.html")
+    problems = []
+    for name, data in files.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif not _equal(name, path.read_bytes(), data, same_renderer):
+            problems.append(f"{name} is stale")
+    return problems + [f"{path.relative_to(folder)} belongs to no current report" for path in _leftovers(folder, files)]
+
+
+def _same_renderer(page: Path) -> bool:
+    found = _GENERATOR.search(page.read_bytes()) if page.is_file() else None
+    return found is None or found[1].decode(errors="replace") == GENERATOR
+
+
+def _equal(name: str, old: bytes, new: bytes, same_renderer: bool) -> bool:
+    if same_renderer or not name.endswith((".png", ".html")):
+        return old == new
+    if name.endswith(".png"):
+        return True
+    old, new = (_GENERATOR.sub(b"", _DATA_URI.sub(b"", page)) for page in (old, new))
+    return old == new
+
+
+def _leftovers(folder: Path, files: dict[str, bytes]) -> list[Path]:
+    """Return plots of an earlier report that the current one does not have."""
+    return [
+        path for name in _OWNED for path in sorted((folder / name).glob("*.png")) if f"{name}/{path.name}" not in files
+    ]
+
+
+def build_report(program: Program, run: str) -> dict[str, bytes]:
+    """Return every file of a run's report, by its path in `analysis/<run>/`.
+
+    Raises:
+        NotFoundError: when the ledger has no such run.
+        ConfigError: when a committed compact file is damaged, or the files would pass 5 MB.
+    """
+    run_number(run)
+    state = Ledger(program.ledger).state().runs.get(run)
+    if state is None:
+        raise NotFoundError(f"the ledger has no {run}", "`harness list` shows the runs")
+    goal, context = read_goal(program), read_context(program)
+    files = compact_files(program, state, context)
+    data = collect(
+        program.root,
+        state,
+        goal,
+        context,
+        metrics=parse_metrics(files[METRICS], METRICS),
+        samples=parse_samples(files[ROLLOUTS], ROLLOUTS),
+        summary=parse_summary(files[SUMMARY], SUMMARY),
+    )
+    encoded = {name: content.encode() for name, content in files.items()} | render_report(data)
+    size = sum(len(content) for content in encoded.values())
+    if size >= MAX_FOLDER_BYTES:
+        raise ConfigError(f"the report of {run} would take {size} bytes, the limit is {MAX_FOLDER_BYTES}")
+    return encoded
+
+
+def render_report(data: ReportData) -> dict[str, bytes]:
+    """Return the pages and plots of a report, by path; pure."""
+    plots = render_plots(data)
+    images = {f"plots/{name}.png": plot.data for name, plot in plots.items()}
+    blocks = report_blocks(data, plots)
+    rollouts = rollout_blocks(data)
+    chips = [Chip(label, tone) for label, tone in decision_chips(data)]
+    title = f"{data.run} report"
+    markdown: list[Block] = [*blocks, *rollout_link(data)]
+    return {
+        "report.md": render_markdown(markdown).encode(),
+        "rollouts.md": render_markdown(rollouts).encode(),
+        "report.html": render_html(title, [*blocks, *rollouts], images, chips).encode(),
+        **images,
+    }
+
+
+def compact_files(program: Program, state: RunState, context: Context) -> dict[str, str]:
+    """Return the compact files: made from the run directory where it is, read back where it is not."""
+    outputs, committed = program.run_dir(state.run), program.analysis_dir(state.run)
+    if (outputs / "metrics.jsonl").is_file():
+        return _from_outputs(program, outputs, state, context)
+    names = (METRICS, ROLLOUTS, SUMMARY)
+    if all((committed / name).is_file() for name in names):
+        return {name: (committed / name).read_text(encoding="utf-8") for name in names}
+    # an import, or a run that was never started: evals and ledger are all there is
+    derived = {"labels": label_rows(program.root, state, context), "baselines": baseline_rows(context)}
+    return {METRICS: "step\n", ROLLOUTS: "", SUMMARY: dump_summary({**EMPTY, **derived})}
+
+
+def _from_outputs(program: Program, outputs: Path, state: RunState, context: Context) -> dict[str, str]:
+    rows, broken = read_lines(outputs / "metrics.jsonl")
+    shared = {env: redistributable(env, args) for env, args in sorted(training_args(state).items())}
+    lines = []
+    for env, by_step in sorted(_stored_rollouts(outputs / "rollouts").items()):
+        picks = choose_samples(state.run, env, {step: read_lines(path)[0] for step, path in by_step.items()})
+        lines += [sample_line(row, redistributable=shared.get(env, False)) + "\n" for row in picks]
+    captured, packages = capture(outputs / "environment.json")
+    summary = {
+        "capture": captured,
+        "packages": packages,
+        "redistributable": shared,
+        "labels": label_rows(program.root, state, context),
+        "baselines": baseline_rows(context),
+        "broken_lines": broken,
+    }
+    return {METRICS: metrics_csv(merge_metrics(rows)), ROLLOUTS: "".join(lines), SUMMARY: dump_summary(summary)}
+
+
+def _stored_rollouts(folder: Path) -> dict[str, dict[int, Path]]:
+    """Return the files of the first and the last stored step, by environment and step."""
+    found: dict[str, dict[int, Path]] = {}
+    for path in sorted(folder.glob("step_*/*.jsonl")):
+        match = _STEP.fullmatch(path.parent.name)
+        if match:
+            found.setdefault(path.stem, {})[int(match[1])] = path
+    return {env: {step: paths[step] for step in (min(paths), max(paths))} for env, paths in found.items()}
