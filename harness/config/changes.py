@@ -38,8 +38,9 @@ class Basis:
 
     Args:
         config: the resolved config.
-        environments: by id, `version`, `verifier` and `tasks_sha` under the run's own arguments; for an
-            environment of CONTEXT.md also `eval_protocol`, `eval_verifier` and `eval_tasks_sha`.
+        environments: by id, `args` (every default filled in), `version`, `verifier` and `tasks_sha` under
+            the run's own arguments; for an environment of CONTEXT.md also `eval_protocol`,
+            `eval_verifier` and `eval_tasks_sha`.
         prompts: by environment id, the hash of the prompt texts the run uses.
         code: `commit` and `harness_sha` (shown), `training_version` (counts).
     """
@@ -154,6 +155,17 @@ def _normal(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
 
 
+def _effective(basis: Basis) -> dict[str, Any]:
+    """Return a basis' config with every default argument of its environments filled in."""
+    config = _normal(basis.config)
+    facts = basis.environments
+    tables = [
+        {**table, "args": facts[table["id"]]["args"]} if "args" in facts.get(table["id"], {}) else table
+        for table in config.get("env", ())
+    ]
+    return {**config, "env": tables}
+
+
 def _same(old: Any, new: Any) -> bool:
     """Compare as people read TOML: 2 and 2.0 are one number, 1 and true are not one value."""
     if isinstance(old, bool) or isinstance(new, bool):
@@ -170,7 +182,11 @@ def diff(old: RunConfig | Mapping[str, Any], new: RunConfig | Mapping[str, Any])
 
     An environment that only one side trains on is one difference, `env.<id>`, with its whole table.
     """
-    sides = [resolved(side) if isinstance(side, RunConfig) else _normal(side) for side in (old, new)]
+    first, second = (resolved(side) if isinstance(side, RunConfig) else _normal(side) for side in (old, new))
+    return _differences(first, second)
+
+
+def _differences(*sides: dict[str, Any]) -> list[Difference]:
     tables = [{table["id"]: table for table in side.get("env", ())} for side in sides]
     result: list[Difference] = []
     flats = [flatten(side) for side in sides]
@@ -195,7 +211,7 @@ def change_set(parent: Basis, child: Basis, nuisance: Sequence[str] = ()) -> Cha
     """
     changes = [
         Change(key, old, new, "config", not is_nuisance(key, nuisance))
-        for key, old, new in diff(parent.config, child.config)
+        for key, old, new in _differences(_effective(parent), _effective(child))
     ]
     moved = {change.key for change in changes if change.counts}
     for name in sorted({*parent.environments, *child.environments}):

@@ -80,7 +80,7 @@ class SamplingSection(Section):
 
     max_tokens: PositiveInt = Field(64, description="tokens per turn")
     temperature: Positive = 1.0
-    max_turns: PositiveInt = 1
+    max_turns: Annotated[int, Field(ge=1, le=1)] = Field(1, description="turns per episode; one in this version")
     context: PositiveInt = Field(2048, description="tokens of prompt and completion together")
 
 
@@ -89,7 +89,6 @@ class EnvSampling(Section):
 
     max_tokens: PositiveInt | None = None
     temperature: Positive | None = None
-    max_turns: PositiveInt | None = None
 
 
 class EnvSection(Section):

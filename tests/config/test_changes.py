@@ -145,3 +145,13 @@ def test_facts_an_older_writer_did_not_know_do_not_count():
 def test_flatten_and_nuisance():
     assert flatten(resolved(CONFIG))["env.drugprot.args.source"] == "embedded"
     assert is_nuisance("checkpoint.interval") and not is_nuisance("train.steps")
+
+
+def test_an_argument_that_only_spells_out_its_default_is_no_change():
+    spelt = {"args": {"source": "embedded", "variant": "hardened"}}
+    assert change_set(basis(facts=spelt), basis("env.drugprot.args.variant=hardened", facts=spelt)).changes == ()
+    other = {"args": {"source": "embedded", "variant": "published"}}
+    child = basis("env.drugprot.args.variant=published", facts=other)
+    assert [str(c) for c in change_set(basis(facts=spelt), child)] == [
+        "env.drugprot.args.variant: hardened → published"
+    ]
