@@ -69,7 +69,7 @@ class NewEvent:
         kind: one of `KINDS`.
         data: JSON object; NaN and infinities are stored as typed values.
         critical: readers that do not know the kind must refuse the ledger.
-        actor: who; the ledger's actor when None.
+        actor: who; the ledger fills in `current_actor()` when None.
     """
 
     run: str
@@ -119,23 +119,21 @@ def line_sha(line: bytes) -> str:
 
 
 def make_event(
-    new: NewEvent, *, id: str, at: str, prev: Sequence[str] = (), actor: Actor, kinds: frozenset[str] | None = KINDS
+    new: NewEvent, *, id: str, at: str, prev: Sequence[str] = (), kinds: frozenset[str] | None = KINDS
 ) -> Event:
     """Build an event and its line.
 
     Args:
-        new: what happened.
+        new: what happened; needs its actor.
         id: ULID.
         at: RFC 3339 UTC with milliseconds.
         prev: hashes of the last events of the run.
-        actor: who, when `new` does not say.
         kinds: allowed kinds; None allows every well-formed one.
 
     Raises:
         UsageError: when a member breaks the format; nothing can then be written.
     """
-    who = new.actor or actor
-    _check_members(new, who, kinds)
+    who = _check_members(new, kinds)
     check_json(new.data)
     members: dict[str, Any] = {"v": VERSION, "id": id, "run": new.run, "kind": new.kind}
     if new.critical:
@@ -147,7 +145,9 @@ def make_event(
         body = (text if text.isascii() else _UNSAFE.sub(_escape, text)).replace("\x7f", "\\u007f").encode()
         line = body[:-1] + b',"sha":"' + sha256(body).hexdigest().encode() + b'"}'
         if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"{len(line)} bytes, more than {MAX_LINE_BYTES}; put large content in a file and its hash here")
+            raise ValueError(
+                f"{len(line)} bytes, more than {MAX_LINE_BYTES}; put large content in a file and its hash here"
+            )
         strict_loads(line)
         return parse_line(line)
     except ValueError as error:
@@ -158,18 +158,20 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\u{ord(match[0]):04x}"
 
 
-def _check_members(new: NewEvent, actor: Actor, kinds: frozenset[str] | None) -> None:
+def _check_members(new: NewEvent, kinds: frozenset[str] | None) -> Actor:
     if new.run != PROGRAM:
         run_number(new.run)
     if not _KIND.fullmatch(new.kind) or (kinds is not None and new.kind not in kinds):
         raise UsageError(f"unknown event kind {new.kind[:80]!r}", f"known kinds: {', '.join(sorted(KINDS))}")
-    if actor.kind not in ACTOR_KINDS or not actor.name.strip():
+    actor = new.actor
+    if actor is None or actor.kind not in ACTOR_KINDS or not actor.name.strip():
         raise UsageError(
-            f"actor {actor.kind[:40]!r} {actor.name[:40]!r} is not allowed",
+            f"event {new.kind!r} has no valid actor: {actor}",
             'set HARNESS_ACTOR="agent:NAME", "person:NAME" or "ci:NAME"',
         )
     if not isinstance(new.data, Mapping):
         raise UsageError(f"the data of event {new.kind!r} must be a JSON object, not {type(new.data).__name__}")
+    return actor
 
 
 def check_json(value: Any, where: str = "data", depth: int = 1) -> None:

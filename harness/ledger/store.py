@@ -7,11 +7,13 @@ back when short. Open files, clocks and processes live here; what events mean li
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,16 @@ class Ledger:
         wait_s: how long to wait for another writer, in seconds.
         clock: Unix time in nanoseconds.
     """
+
+    _by_id: dict[str, Event]
+    _heads: dict[str, list[str]]  # of each run, the events that no other event names
+    _named: set[str]
+    _torn: bytes
+    _open_tail: bool  # the last line is whole but for its newline
+    _good: int  # bytes up to the end of the last whole line
+    _lines: int
+    _last: bytes
+    _stamp: tuple[int, ...]
 
     def __init__(self, path: Path | str, *, wait_s: float = 30.0, clock: Callable[[], int] = time.time_ns) -> None:
         self.path = Path(path)
@@ -92,7 +104,8 @@ class Ledger:
             BusyError: when another process holds the lock too long.
             InfraError: when the disk is full or fails; the file is as before, unless the message says otherwise.
         """
-        return self._append(lambda: [NewEvent(run, kind, data, critical, actor)])[0]
+        new = NewEvent(run, kind, data, critical, actor or current_actor())
+        return self._append(lambda: [new])[0]
 
     def append_locked(self, build: Callable[[State], list[NewEvent]]) -> list[Event]:
         """Read, decide and append under one lock, all events in one write.
@@ -104,7 +117,10 @@ class Ledger:
         Raises:
             As `append`, and what `build` raises.
         """
-        return self._append(lambda: build(fold(self._by_id.values())))
+        actor = current_actor()  # may ask git, so before the lock
+        return self._append(
+            lambda: [replace(new, actor=new.actor or actor) for new in build(fold(self._by_id.values()))]
+        )
 
     def _append(self, build: Callable[[], list[NewEvent]]) -> list[Event]:
         with self._mutex, self._exclusive() as descriptor:
@@ -127,10 +143,7 @@ class Ledger:
                 raise NotFoundError(f"{new.run} is not in {self.path.name}", "`harness list` shows the runs")
             if known and new.kind == "created":
                 raise RefusedError(f"{new.run} exists already", "`harness new-run` takes the next free number")
-            actor = new.actor or current_actor()
-            event = make_event(
-                new, id=new_ulid(milliseconds), at=at, prev=sorted(heads.get(new.run, ())), actor=actor
-            )
+            event = make_event(new, id=new_ulid(milliseconds), at=at, prev=sorted(heads.get(new.run, ())))
             heads[new.run] = [event.sha]
             events.append(event)
         return events
@@ -140,17 +153,19 @@ class Ledger:
         if self._open_tail:
             payload = b"\n" + payload
         size = os.fstat(descriptor).st_size
+        problem: OSError | None = None
         try:
             written = os.write(descriptor, payload)
             if written != len(payload):
-                raise InfraError(f"only {written} of {len(payload)} bytes could be written")
+                problem = OSError(errno.ENOSPC, f"only {written} of {len(payload)} bytes could be written")
         except OSError as error:
+            problem = error
+        if problem is not None:
             self._forget()
             with contextlib.suppress(OSError):  # what is left then is a torn tail, which the next append repairs
                 os.ftruncate(descriptor, size)
-            reason = error.message if isinstance(error, InfraError) else error.strerror
-            hint = disk_hint(error) if error.errno else "free some disk space and run the same command again"
-            raise InfraError(f"cannot append to {self.path}: {reason}; nothing was recorded", hint) from error
+            message = f"cannot append to {self.path}: {problem.strerror}; nothing was recorded"
+            raise InfraError(message, disk_hint(problem)) from problem
         self._sync(descriptor, created=size == 0)
         if self._open_tail:
             self._forget()
@@ -158,6 +173,7 @@ class Ledger:
         for event in events:
             self._add(event)
         self._good = size + len(payload)
+        self._lines += len(events)
         self._remember(descriptor, events[-1].line)
 
     def _sync(self, descriptor: int, created: bool) -> None:
@@ -201,7 +217,9 @@ class Ledger:
             os.ftruncate(descriptor, self._good)
         except OSError as error:
             aside.unlink(missing_ok=True)
-            raise InfraError(f"cannot set the torn tail of {self.path} aside: {error.strerror}", disk_hint(error)) from error
+            raise InfraError(
+                f"cannot set the torn tail of {self.path} aside: {error.strerror}", disk_hint(error)
+            ) from error
         self.warnings.append(f"{len(self._torn)} bytes of a torn last line were moved to {aside}")
         self._torn = b""
 
@@ -211,7 +229,10 @@ class Ledger:
     def _exclusive(self) -> Iterator[int]:
         if self._locked:
             raise BusyError("an append inside an append would wait for itself", "return all events from `build`")
-        descriptor = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT, fcntl.LOCK_EX)
+        try:
+            descriptor = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT, fcntl.LOCK_EX)
+        except FileNotFoundError:
+            raise NotFoundError(f"the folder of {self.path} does not exist", "`harness init` makes a program") from None
         self._locked = True
         try:
             yield descriptor
@@ -242,15 +263,15 @@ class Ledger:
     # The cache
 
     def _forget(self) -> None:
-        self._by_id: dict[str, Event] = {}
-        self._heads: dict[str, list[str]] = {}
-        self._named: set[str] = set()
+        self._by_id = {}
+        self._heads = {}
+        self._named = set()
         self._torn = b""
         self._open_tail = False
         self._good = 0
         self._lines = 0
         self._last = b""
-        self._stamp: tuple[int, ...] = ()
+        self._stamp = ()
 
     def _read(self) -> None:
         if self._locked:  # called from `build`, which holds the lock already
@@ -357,7 +378,8 @@ def _lock(descriptor: int, mode: int, wait_s: float, name: str) -> None:
             if mode == fcntl.LOCK_SH:
                 return  # a file system without locks can still be read
             raise InfraError(
-                f"{name} cannot be locked: {error.strerror}", "keep the program on a local disk; `harness doctor` checks"
+                f"{name} cannot be locked: {error.strerror}",
+                "keep the program on a local disk; `harness doctor` checks",
             ) from error
         time.sleep(pause)
         pause = min(pause * 1.5, 0.01)
