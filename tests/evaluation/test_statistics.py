@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,6 +200,36 @@ def test_two_equal_evals_differ_by_zero_but_not_certainly():
     result = paired_difference(items, items)
     assert result.mean == 0.0 and result.ties == 20
     assert -0.5 < result.low < 0.0 < result.high < 0.5
+
+
+@pytest.mark.parametrize(("wins", "significant"), [(4, False), (5, False), (6, True), (9, True)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_handful_of_differing_clusters_shows_nothing(wins, significant, sign):
+    high, low = [item(str(n), float(n < wins)) for n in range(120)], [item(str(n), 0.0) for n in range(120)]
+    result = paired_difference(high, low) if sign > 0 else paired_difference(low, high)
+    assert (result.low > 0.0 or result.high < 0.0) is significant
+    assert significant is bool(stats.binomtest(wins, wins, 0.5).pvalue < 0.05)
+
+
+def test_differing_clusters_are_counted_not_items():
+    a = [item(f"{c}-{n}", 1.0, cluster=str(c)) for c in range(5) for n in range(8)]
+    b = [replace(record, reward=0.1 * int(record.cluster)) for record in a]
+    assert paired_difference(a, b).low == 0.0
+    apart = [replace(record, cluster=record.task) for record in a]
+    assert paired_difference(apart, [replace(record, cluster=record.task) for record in b]).low > 0.5
+
+
+def test_false_gains_stay_rare_when_few_items_change():
+    random = np.random.default_rng(5)
+    trials, gains = 600, 0
+    for _ in range(trials):
+        change = np.where(random.random(120) < 0.04, random.choice([-1.0, 1.0], 120), 0.0)
+        a, b = (
+            [item(str(n), float(c > 0)) for n, c in enumerate(change)],
+            [item(str(n), float(c < 0)) for n, c in enumerate(change)],
+        )
+        gains += paired_difference(a, b).low > 0.0
+    assert gains / trials < 0.025
 
 
 def test_nan_on_either_side_is_nan():
