@@ -43,12 +43,11 @@ class Finding(NamedTuple):
 
 
 def check_python() -> Iterator[Finding]:
-    """Compare the interpreter with the supported range."""
+    """Look at the interpreter and the operating system; the package itself refuses an older Python."""
     version = platform.python_version()
-    if sys.version_info >= (3, 11):
-        yield Finding("python", "ok", f"{version} on {platform.system()} {platform.machine()}")
-    else:
-        yield Finding("python", "fail", version, "use Python 3.11 or newer")
+    bits = 64 if sys.maxsize > 2**32 else 32
+    status, advice = ("ok", "") if bits == 64 else ("fail", "use a 64-bit Python")
+    yield Finding("python", status, f"{version}, {bits} bits, on {platform.system()} {platform.machine()}", advice)
     if platform.system() not in ("Linux", "Darwin"):
         yield Finding("system", "fail", platform.system(), "use Linux or macOS; on Windows, WSL 2")
 
@@ -87,7 +86,14 @@ def check_device() -> Iterator[Finding]:
     if flags is None:
         yield Finding("processor", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
         return
-    names = {"avx2": "avx2", "avx512f": "avx512", "avx512_bf16": "bf16", "amx_bf16": "amx", "bf16": "bf16", "asimd": "neon"}
+    names = {
+        "avx2": "avx2",
+        "avx512f": "avx512",
+        "avx512_bf16": "bf16",
+        "amx_bf16": "amx",
+        "bf16": "bf16",
+        "asimd": "neon",
+    }
     levels = sorted({label for flag, label in names.items() if flag in flags})
     dtype = "bfloat16" if {"bf16", "amx"} & set(levels) else "float32"
     found = f"{usable_cores()} of {os.cpu_count()} cores, {', '.join(levels) or 'no vector extensions'}"
@@ -102,7 +108,9 @@ def _torch_device() -> Finding:
 
         if torch.cuda.is_available():
             names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-            return Finding("device", "ok", f"cuda ({torch.cuda.device_count()} x {', '.join(sorted(names))}); auto picks cuda")
+            return Finding(
+                "device", "ok", f"cuda ({torch.cuda.device_count()} x {', '.join(sorted(names))}); auto picks cuda"
+            )
         if torch.backends.mps.is_available():
             return Finding("device", "ok", "mps and cpu; auto picks mps")
         return Finding("device", "ok", f"cpu (torch {torch.__version__}); auto picks cpu")
@@ -188,7 +196,9 @@ def check_disk(folder: Path, what: str, need: int) -> Iterator[Finding]:
 def _git(folder: Path, *args: str) -> str | None:
     """Return what a git command prints, or None when it fails."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -46,7 +46,7 @@ def show(name: NameArg, task: TaskOption = "", split: SplitOption = "heldout", a
     """
     env, chosen, count = _load(name, task, split, arg)
     session = env.start(chosen)
-    data = {
+    data: dict[str, Any] = {
         "env": env.id,
         "version": env.version,
         "verifier": env.verifier_version,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -78,6 +78,6 @@ def help_of(name: str, width: int = 100) -> str:
     return "\n\n".join(texts)
 
 
-def _help_text(loaded: typer.core.TyperCommand, path: str, width: int) -> str:
+def _help_text(loaded: Any, path: str, width: int) -> str:
     context = loaded.make_context(path, [], resilient_parsing=True, terminal_width=width, max_content_width=width)
     return loaded.get_help(context)

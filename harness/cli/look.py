@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +103,9 @@ def _brief(values: Mapping[str, Any], signed: bool = False) -> str:
     return " ".join(f"{env} {text}" for env, text in spelt) or "-"
 
 
-@command(APPS["list"], "list", "harness list", "harness list --status completed --limit 20", "harness list --all --json")
+@command(
+    APPS["list"], "list", "harness list", "harness list --status completed --limit 20", "harness list --all --json"
+)
 def list_runs(
     status: Annotated[str, typer.Option(help=f"Only runs with this status: {', '.join(STATUSES)}.")] = "",
     decision: Annotated[str, typer.Option(help="Only runs with this decision; `none` for undecided ones.")] = "",
@@ -160,7 +162,7 @@ def status() -> Result:
     decided = [(run, decision) for run in runs for decision in run.decisions]
     last = max(decided, key=lambda pair: pair[1]["at"], default=None)
     open_runs = [run for run in runs if not run.decision]
-    data = {
+    data: dict[str, Any] = {
         "program": str(here.root),
         "runs": len(runs),
         "champion": state.champion,
@@ -264,7 +266,9 @@ def _show_lines(run: RunState, data: Mapping[str, Any]) -> list[Line]:
         (str(a["attempt"]), styled(a["outcome"] or data["status"]), a["at"], a.get("step"), a.get("reason") or "")
         for a in run.attempts
     ]
-    lines += section("Attempts", table(["attempt", "outcome", "started", "step", "reason"], attempts) if attempts else [])
+    lines += section(
+        "Attempts", table(["attempt", "outcome", "started", "step", "reason"], attempts) if attempts else []
+    )
     lines += section("Held-out evals", _eval_lines(run.evals))
     gates = [
         (gate.get("at"), styled(gate.get("verdict")), ", ".join(f"{g['name']} {g['verdict']}" for g in gate["gates"]))
@@ -280,7 +284,7 @@ def section(title: str, lines: list[Line]) -> list[Line]:
     return ["", Styled(title, "strong"), *lines] if lines else []
 
 
-def change_lines(changes: list[Mapping[str, Any]]) -> list[Line]:
+def change_lines(changes: Sequence[Mapping[str, Any]]) -> list[Line]:
     """Lay out a change set: what counts as the change, and what may differ without counting."""
     if not changes:
         return []
@@ -344,4 +348,3 @@ def diff(old: RunArg, new: RunArg) -> Result:
         return [*change_lines(changes), Styled(summary, "dim")]
 
     return Result(data, lines)
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -86,7 +87,9 @@ def _ended(run: str, attempts: list[dict[str, Any]]) -> Result:
     keys = ("attempt", "step", "reason", "failure", "at", "finished_at")
     data = {"run": run, "ended": True, "outcome": outcome} | {key: last.get(key) for key in keys}
     reason = f": {last['reason']}" if last.get("reason") else ""
-    return Result(data, [(f"{run} attempt {last['attempt']} ", styled(outcome), f" at step {last.get('step')}{reason}")], code)
+    return Result(
+        data, [(f"{run} attempt {last['attempt']} ", styled(outcome), f" at step {last.get('step')}{reason}")], code
+    )
 
 
 @command(APPS["stop"], "stop", "harness stop run-002", "harness stop run-002 --timeout 60 --json")
@@ -111,10 +114,8 @@ def stop(
         data = mutation_document(run, applied=False, dry_run=False, detail={"running": False})
         return Result(data, [f"{run} does not run; nothing to stop"])
     pid = int(process["pid"])
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it may end between the check and the signal
         os.kill(pid, signal.SIGTERM)
-    except ProcessLookupError:
-        pass  # it ended between the check and the signal
     gone = _poll(lambda: is_alive(process) is not True, timeout)
     detail = {"pid": pid, "signal": "SIGTERM", "running": not gone}
     data = mutation_document(run, applied=True, dry_run=False, detail=detail)

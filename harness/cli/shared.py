@@ -96,9 +96,7 @@ class LeanCommand(TyperCommand):
         return params
 
 
-def command(
-    app: typer.Typer, name: str, *examples: str
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def command(app: typer.Typer, name: str, *examples: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Register a function as a command that takes `--json` and shows the `Result` it returns.
 
     Args:
@@ -142,6 +140,17 @@ def read_state(here: Program) -> State:
     for warning in ledger.warnings:
         narrate((Styled("warning:", "warn"), " ", warning))
     return state
+
+
+def refresh_thread(here: Program) -> None:
+    """Rewrite the generated block of THREAD.md; what was recorded stands even when that fails."""
+    from harness.core.errors import HarnessError
+    from harness.program.thread import render_thread
+
+    try:
+        render_thread(here, read_state(here))
+    except HarnessError as error:
+        narrate((Styled("warning:", "warn"), f" THREAD.md was not refreshed: {error.message}"))
 
 
 def find_run(state: State, run: str) -> RunState:

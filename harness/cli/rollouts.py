@@ -1,0 +1,113 @@
+"""`harness rollouts`: page through what the policy wrote during training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.cli.look import number
+from harness.cli.names import suggest
+from harness.cli.output import Line, Result, Styled, page, rows_document
+from harness.cli.shared import All, RunArg, command, find_run, new_app, program, read_state
+from harness.core.errors import NotFoundError, UsageError
+
+app = new_app()
+APPS = {"rollouts": app}
+
+
+@command(
+    app,
+    "rollouts",
+    "harness rollouts run-002",
+    "harness rollouts run-002 --step 20 --worst --limit 3",
+    "harness rollouts run-002 --task dp-0042 --json",
+)
+def rollouts(
+    run: RunArg,
+    step: Annotated[int | None, typer.Option(help="Training step; the last stored one when left out.", min=0)] = None,
+    env: Annotated[str, typer.Option(help="Only this environment.")] = "",
+    task: Annotated[str, typer.Option(help="Only rollouts of this task id.")] = "",
+    worst: Annotated[bool, typer.Option("--worst", help="Lowest reward first.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Highest reward first.")] = False,
+    prompt: Annotated[bool, typer.Option("--prompt", help="Show the prompts too.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rollouts shown at most.")] = 5,
+    skip: Annotated[int, typer.Option("--skip", min=0, help="Rollouts left out at the beginning.")] = 0,
+    everything: All = False,
+) -> Result:
+    """Page through the stored rollouts of a run.
+
+    Each shows reward, components, failure class and the whole completion, so that a rising reward can
+    be checked against what the model writes.
+    """
+    if worst and best:
+        raise UsageError("--worst and --best exclude each other", f"`harness rollouts {run} --worst`")
+    here = program()
+    find_run(read_state(here), run)
+    steps = stored_steps(here.run_dir(run) / "rollouts")
+    if not steps:
+        raise NotFoundError(f"{run} has no stored rollouts here", f"`harness launch {run}` stores them in outputs/")
+    chosen = max(steps) if step is None else step
+    if chosen not in steps:
+        known = f"steps {min(steps)} to {max(steps)} are stored ({len(steps)} of them)"
+        raise NotFoundError(f"{run} has no rollouts of step {chosen}", known)
+    rows = _read(steps[chosen], env)
+    if task:
+        rows = [row for row in rows if row.get("task") == task]
+    if worst or best:
+        rows.sort(key=_reward, reverse=best)
+    shown, truncated = page(rows[skip:], limit, everything)
+    counts = {"total": len(rows), "shown": len(shown), "skipped": min(skip, len(rows))}
+    data = rows_document(shown, counts, truncated) | {"run": run, "step": chosen, "steps": sorted(steps)}
+    return Result(data, lambda: _lines(shown, counts, run, chosen, prompt), multiline=True)
+
+
+def stored_steps(folder: Path) -> dict[int, Path]:
+    """Return the folders of stored rollouts by step."""
+    found = {}
+    for path in folder.glob("step_*"):
+        name = path.name.removeprefix("step_")
+        if name.isdigit() and path.is_dir():
+            found[int(name)] = path
+    return found
+
+
+def _read(folder: Path, env: str) -> list[dict[str, Any]]:
+    from harness.rollouts.store import read_rollouts
+
+    files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
+    if env and env not in files:
+        raise NotFoundError(f"no rollouts of {env!r} in this step", suggest(env, files, f"stored: {', '.join(files)}"))
+    return [
+        {"env": name} | row for name, path in files.items() if not env or name == env for row in read_rollouts(path)
+    ]
+
+
+def _reward(row: dict[str, Any]) -> float:
+    reward = number(row.get("reward"))
+    return float("-inf") if reward is None else reward
+
+
+def _lines(rows: list[dict[str, Any]], counts: dict[str, int], run: str, step: int, prompt: bool) -> list[Line]:
+    if not rows:
+        return ["no rollout matches"]
+    lines: list[Line] = []
+    for row in rows:
+        reward = number(row.get("reward"))
+        advantage = number(row.get("advantage"))
+        components = ", ".join(f"{name} {number(value):g}" for name, value in (row.get("components") or {}).items())
+        head = f"{row['env']}  {row.get('task')}  group {row.get('group')} #{row.get('index')}"
+        shown = "-" if reward is None else f"{reward:.3f}"
+        lines.append((Styled(f"reward {shown}", "strong"), f"  {head}"))
+        note = f"  {components}; failure {row.get('failure') or 'none'}; finish {row.get('finish')}"
+        note += f"; {row.get('tokens')} tokens" + ("" if advantage is None else f"; advantage {advantage:+.3f}")
+        lines.append(Styled(note, "dim"))
+        if prompt:
+            lines += [Styled("[prompt]", "strong"), str(row.get("prompt", ""))]
+        lines += [Styled("[completion]", "strong"), str(row.get("completion", "")), ""]
+    last = counts["skipped"] + counts["shown"]
+    lines.append(Styled(f"{run} step {step}: {counts['skipped'] + 1} to {last} of {counts['total']}", "dim"))
+    if last < counts["total"]:
+        lines.append(Styled(f"next page: --skip {last}", "dim"))
+    return lines
