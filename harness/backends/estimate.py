@@ -1,0 +1,276 @@
+"""Time and memory of a run from shapes alone, before any weight is loaded.
+
+The arithmetic is pure; `estimate_launch` gathers its inputs: the model's config.json, the prompts of
+the environments, and the speed of one matrix product on the device. Expect the right order of
+magnitude (a factor of two), not minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.config.schema import ModelSection, RunConfig
+from harness.core.errors import ConfigError, InfraError
+from harness.envs.registry import load_environment
+from harness.inference.models import EMBEDDED, pick_device, pick_dtype, resolve_model
+from harness.program import Context
+
+CHARACTERS_PER_TOKEN = 3.6
+"""English prose with names, over the tokenizers of small open models."""
+TRAIN_EFFICIENCY = 0.6
+"""Share of the speed of a large matrix product that forward and backward reach."""
+DECODE_EFFICIENCY = 0.35
+"""The same while decoding a batch token by token."""
+RUNTIME_BYTES = 700 * 2**20
+"""Libraries, tokenizer and allocator."""
+PROMPTS_SAMPLED = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the arithmetic needs of a decoder-only transformer."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
+        """Read a transformers config.json.
+
+        Raises:
+            ConfigError: when a size is missing.
+        """
+        try:
+            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+            return cls(
+                layers=int(config["num_hidden_layers"]),
+                hidden=hidden,
+                intermediate=int(config["intermediate_size"]),
+                heads=heads,
+                kv_heads=int(config.get("num_key_value_heads") or heads),
+                head_dim=int(config.get("head_dim") or hidden // heads),
+                vocabulary=int(config["vocab_size"]),
+                tied=bool(config.get("tie_word_embeddings", False)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the model's config.json lacks a size: {error}", "estimate needs a decoder-only model"
+            ) from error
+
+    def linears(self) -> list[tuple[int, int]]:
+        """Return (inputs, outputs) of the linear layers of one block."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = [(self.hidden, query), (self.hidden, key), (self.hidden, key), (query, self.hidden)]
+        return [*attention, *[(self.hidden, self.intermediate)] * 2, (self.intermediate, self.hidden)]
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all, norms left out."""
+        embedding = self.vocabulary * self.hidden
+        return self.layers * sum(i * o for i, o in self.linears()) + embedding * (1 if self.tied else 2)
+
+    @property
+    def multiplied(self) -> int:
+        """Weights every token is multiplied with: the blocks and the output layer."""
+        return self.layers * sum(i * o for i, o in self.linears()) + self.vocabulary * self.hidden
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Weights of LoRA adapters of this rank on every linear layer of every block."""
+        return self.layers * sum(rank * (i + o) for i, o in self.linears())
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is generated and trained on.
+
+    Args:
+        prompt_tokens: tokens of a training prompt, on average.
+        completion_tokens: tokens of a completion, at most.
+        eval_samples: completions of one held-out eval.
+        eval_prompt_tokens: tokens of a held-out prompt, on average.
+        eval_tokens: tokens of a held-out completion, at most.
+        evals: held-out evals of the whole run.
+    """
+
+    steps: int
+    tasks_per_step: int
+    group_size: int
+    prompt_tokens: int
+    completion_tokens: int
+    microbatch_tokens: int
+    rank: int
+    eval_samples: int
+    eval_prompt_tokens: int
+    eval_tokens: int
+    evals: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds and bytes of a run; `memory_bytes` is the peak of the process or of the device."""
+
+    parameters: int
+    adapter_parameters: int
+    step_s: float
+    eval_s: float
+    total_s: float
+    memory_bytes: int
+    disk_bytes: int
+
+
+def estimate(shape: ModelShape, work: Workload, flops_per_s: float, bytes_per_weight: int) -> Estimate:
+    """Return time and memory of a run.
+
+    Forward costs 2 operations per weight and token; the backward pass to adapters only needs the
+    gradient of the inputs, 2 more (Kaplan et al. 2020, arXiv 2001.08361, table 1, without weight gradients).
+
+    Args:
+        shape: the model.
+        work: tokens and counts.
+        flops_per_s: speed of a large matrix product on the device in the dtype used.
+        bytes_per_weight: of the dtype.
+    """
+    weights = shape.multiplied
+    group = work.prompt_tokens + work.group_size * work.completion_tokens
+    sampled = work.tasks_per_step * work.group_size * work.completion_tokens
+    decode = 2 * weights * sampled / (flops_per_s * DECODE_EFFICIENCY)
+    prefill = 2 * weights * work.tasks_per_step * work.prompt_tokens / (flops_per_s * TRAIN_EFFICIENCY)
+    train = 4 * weights * work.tasks_per_step * group / (flops_per_s * TRAIN_EFFICIENCY)
+    step = decode + prefill + train
+    eval_once = 2 * weights * work.eval_samples * work.eval_tokens / (flops_per_s * DECODE_EFFICIENCY)
+    eval_once += 2 * weights * work.eval_samples * work.eval_prompt_tokens / (flops_per_s * TRAIN_EFFICIENCY)
+    adapters = shape.adapter_parameters(work.rank)
+    return Estimate(
+        parameters=shape.parameters,
+        adapter_parameters=adapters,
+        step_s=step,
+        eval_s=eval_once,
+        total_s=work.steps * step + work.evals * eval_once,
+        memory_bytes=_memory(shape, work, group, adapters, bytes_per_weight),
+        disk_bytes=int(adapters * 4 * (3 * 2 + work.evals)),
+    )
+
+
+def _memory(shape: ModelShape, work: Workload, group: int, adapters: int, bytes_per_weight: int) -> int:
+    """Return peak bytes: weights, adapters with gradient and two moments, activations of one micro-batch, logits."""
+    tokens = max(group, min(work.microbatch_tokens, work.tasks_per_step * group))
+    per_token = (14 * shape.hidden + 4 * shape.intermediate + 2 * shape.heads * shape.head_dim) * bytes_per_weight
+    scored = tokens * work.group_size * work.completion_tokens // group
+    logits = scored * shape.vocabulary * 4 * 2
+    cache_tokens = work.tasks_per_step * group
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * cache_tokens * bytes_per_weight
+    training = shape.layers * tokens * per_token + logits
+    return int(shape.parameters * bytes_per_weight + adapters * 16 + max(training, cache) + RUNTIME_BYTES)
+
+
+def workload(config: RunConfig, context: Context) -> Workload:
+    """Return the counts of a run from its config and the protocol; prompts are measured on the first tasks."""
+    weights = [env.weight for env in config.env]
+    prompts = [_prompt_tokens(env.id, env.args, "train") for env in config.env]
+    limits = [env.sampling.max_tokens or config.sampling.max_tokens for env in config.env]
+    total = sum(weights)
+    samples = sum(env.items * env.samples for env in context.eval.env)
+    held = [
+        (env.items * env.samples, _prompt_tokens(env.id, env.args, env.split), env.max_tokens)
+        for env in context.eval.env
+    ]
+    return Workload(
+        steps=config.train.steps,
+        tasks_per_step=config.train.tasks_per_step,
+        group_size=config.train.group_size,
+        prompt_tokens=round(sum(w * p for w, p in zip(weights, prompts, strict=True)) / total),
+        completion_tokens=round(sum(w * n for w, n in zip(weights, limits, strict=True)) / total),
+        microbatch_tokens=config.train.microbatch_tokens,
+        rank=config.lora.rank,
+        eval_samples=samples,
+        eval_prompt_tokens=round(sum(n * p for n, p, _ in held) / samples),
+        eval_tokens=round(sum(n * t for n, _, t in held) / samples),
+        evals=evals_of(config.train.steps, context.eval.interval),
+    )
+
+
+def evals_of(steps: int, interval: int) -> int:
+    """Return how many held-out evals of the policy and the base a run makes: before, at every interval, at the end."""
+    return 1 + steps // interval + (1 if steps % interval else 0)
+
+
+def _prompt_tokens(env: str, args: Mapping[str, Any], split: str) -> int:
+    loaded = load_environment(env, args)
+    tasks = loaded.tasks(split)[:PROMPTS_SAMPLED]
+    lengths = [sum(len(message.content) for message in loaded.start(task).messages) for task in tasks]
+    return round(statistics.fmean(lengths) / CHARACTERS_PER_TOKEN) if lengths else 0
+
+
+def model_shape(section: ModelSection) -> ModelShape:
+    """Return a model's shape; of a Hub id only config.json is fetched.
+
+    Raises:
+        NotFoundError, ConfigError, InfraError: as `inference.models.resolve_model`.
+    """
+    local = section.name in EMBEDDED or Path(section.name).expanduser().is_dir() or not section.revision
+    path = resolve_model(section.name, section.revision) / "config.json" if local else _hub_config(section)
+    return ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _hub_config(section: ModelSection) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(section.name, "config.json", revision=section.revision))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise InfraError(
+            f"cannot fetch config.json of {section.name}: {type(error).__name__}", "check the network and the id"
+        ) from error
+
+
+def measure_flops(device: Any, dtype: Any, size: int = 1024, seconds: float = 0.4) -> float:
+    """Return the operations per second of a square matrix product on a device.
+
+    Args:
+        device: a torch device.
+        dtype: a torch dtype.
+        size: side of the matrices.
+        seconds: how long to measure, after one warm-up product.
+    """
+    import torch
+
+    left = torch.ones(size, size, device=device, dtype=dtype)
+
+    def multiply() -> None:
+        (left @ left)[0, 0].item()  # reading one number waits for the device
+
+    multiply()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        multiply()
+        count += 1
+    return 2 * size**3 * count / (time.perf_counter() - start)
+
+
+def estimate_launch(config: RunConfig, context: Context) -> dict[str, Any]:
+    """Return the estimate of a run on this machine, with what it rests on, as a JSON object."""
+    import torch
+
+    shape = model_shape(config.model)
+    device = pick_device(config.model.device)
+    dtype = pick_dtype(config.model.dtype, device)
+    if config.backend.threads:
+        torch.set_num_threads(config.backend.threads)
+    work = workload(config, context)
+    speed = measure_flops(device, dtype)
+    found = estimate(shape, work, speed, torch.empty(0, dtype=dtype).element_size())
+    machine = {"device": str(device), "dtype": str(dtype).removeprefix("torch."), "gflops": speed / 1e9}
+    return {"estimate": asdict(found), "model": asdict(shape), "workload": asdict(work), "machine": machine}
