@@ -171,9 +171,8 @@ def _judge_env(goal: Goal, wanted: GoalEnv, protocol: ContextEnv | None, found: 
         return [_unusable(wanted.id, f"{wanted.id}: {problem}") for problem in problems] + broken
     policy, base = _items(found.policy), _items(found.baseline)
     confidence = goal.gate.confidence
-    requested = found.policy.requested if found.policy else 0
-    complete = f"{wanted.id}: all {requested} samples of both sides are on record and comparable"
-    checks = [Check(wanted.id, "evidence", "", float(len(policy)), None, None, requested, Verdict.PASS, complete)]
+    complete = f"{wanted.id}: all {len(policy)} samples of both sides are on record and comparable"
+    checks = [Check(wanted.id, "evidence", "", len(policy), None, None, len(base), Verdict.PASS, complete)]
     checks.append(_threshold(wanted, lambda: mean_of(policy, wanted.metric, confidence)))
     checks.append(_gain(wanted, lambda: paired_difference(policy, base, wanted.metric, confidence)))
     for metric in wanted.not_below:
