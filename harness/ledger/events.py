@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from harness.core.canonical import MAX_DEPTH, canonical_json, encode_non_finite, strict_loads
-from harness.core.errors import HarnessError, UsageError
+from harness.core.errors import HarnessError, LedgerCorruptError, UsageError
 from harness.core.ids import NAME_PATTERN, run_number
 
 VERSION = 1
@@ -100,10 +100,16 @@ class Event:
         """The event's own members; non-finite numbers stay typed (see `core.canonical.decode_number`).
 
         Raises:
-            ValueError: when the data are no strict JSON, which takes a writer other than this one.
+            LedgerCorruptError: when the data are no strict JSON object, which takes another writer than this one.
         """
         if self._data is None:
-            self._data = strict_loads(self.line[self._start : -_TAIL])
+            try:
+                self._data = strict_loads(self.line[self._start : -_TAIL])
+            except ValueError as error:
+                raise LedgerCorruptError(
+                    f"the data of event {self.id} ({self.kind} of {self.run}) are no strict JSON object: {error}",
+                    "`harness ledger verify` names the line",
+                ) from error
         return self._data
 
 
@@ -262,7 +268,10 @@ def diagnose(line: bytes) -> str:
 
 
 def _parse_slowly(line: bytes) -> Event:
-    """Parse a line whose hash is right but whose members are not spelt as this writer spells them."""
+    """Parse a line whose hash is right but whose members are not spelt as this writer spells them.
+
+    A later writer may add members before `data`; between `data` and `sha` nothing may stand.
+    """
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"it has {len(line)} bytes, more than {MAX_LINE_BYTES}")
     members = strict_loads(line)

@@ -167,12 +167,7 @@ def fold(events: Iterable[Event]) -> State:
     groups: dict[str, list[Event]] = {}
     champion = None
     for event in in_order(unique(events)):
-        if event.critical and event.kind not in KINDS:
-            raise UnknownEventError(
-                f"event {event.id} of {event.run} is of the kind {event.kind!r}, which changes state "
-                "and which this version of harness does not know",
-                "pip install -U post-training-harness",
-            )
+        refuse_unknown(event)
         groups.setdefault(event.run, []).append(event)
         if event.kind == "promoted":
             champion = event.run
@@ -180,6 +175,16 @@ def fold(events: Iterable[Event]) -> State:
     # Shorter ids first, so that run-1000 comes after run-999.
     names = sorted(groups, key=lambda name: (len(name), name))
     return State({name: RunState(name, groups[name]) for name in names}, program_events, champion)
+
+
+def refuse_unknown(event: Event) -> None:
+    """Raise UnknownEventError when the event changes state in a way this version does not know."""
+    if event.critical and event.kind not in KINDS:
+        raise UnknownEventError(
+            f"event {event.id} of {event.run} is of the kind {event.kind!r}, which changes state "
+            "and which this version of harness does not know",
+            "pip install -U post-training-harness",
+        )
 
 
 def unique(events: Iterable[Event]) -> list[Event]:

@@ -23,6 +23,7 @@ from harness.core.ids import new_ulid
 from harness.ledger.actor import current_actor
 from harness.ledger.events import (
     FIRST_KINDS,
+    KINDS,
     PROGRAM,
     Actor,
     Event,
@@ -32,7 +33,7 @@ from harness.ledger.events import (
     make_event,
     parse_line,
 )
-from harness.ledger.fold import State, fold
+from harness.ledger.fold import State, fold, refuse_unknown
 
 _RESTORE = "`harness ledger verify` lists every damage; restore the file with `git checkout -- {name}` or `git log -p`"
 _unsynced: set[str] = set()
@@ -57,6 +58,7 @@ class Ledger:
     _lines: int
     _last: bytes
     _stamp: tuple[int, ...]
+    _too_new: Event | None  # a critical event of an unknown kind
 
     def __init__(self, path: Path | str, *, wait_s: float = 30.0, clock: Callable[[], int] = time.time_ns) -> None:
         self.path = Path(path)
@@ -99,6 +101,7 @@ class Ledger:
 
         Raises:
             UsageError: when the event breaks the format.
+            UnknownEventError: when the ledger holds events this version must not act on.
             NotFoundError, RefusedError: when the run does not exist, or is created twice.
             LedgerCorruptError: when the ledger is damaged.
             BusyError: when another process holds the lock too long.
@@ -126,6 +129,8 @@ class Ledger:
         with self._mutex, self._exclusive() as descriptor:
             self._refuse_after_failed_sync()
             self._refresh(descriptor)
+            if self._too_new is not None:
+                refuse_unknown(self._too_new)
             events = self._make(build())
             if events:
                 self._repair(descriptor)
@@ -133,17 +138,17 @@ class Ledger:
             return events
 
     def _make(self, news: list[NewEvent]) -> list[Event]:
-        heads = dict(self._heads)
+        now = self._clock()
+        at, milliseconds = format_time(now), now // 1_000_000
+        heads: dict[str, list[str]] = {}
         events = []
-        at = format_time(self._clock())
-        milliseconds = self._clock() // 1_000_000
         for new in news:
-            known = new.run in heads
-            if not known and new.run != PROGRAM and new.kind not in FIRST_KINDS:
+            before = heads.get(new.run, self._heads.get(new.run))
+            if before is None and new.run != PROGRAM and new.kind not in FIRST_KINDS:
                 raise NotFoundError(f"{new.run} is not in {self.path.name}", "`harness list` shows the runs")
-            if known and new.kind == "created":
+            if before is not None and new.kind == "created":
                 raise RefusedError(f"{new.run} exists already", "`harness new-run` takes the next free number")
-            event = make_event(new, id=new_ulid(milliseconds), at=at, prev=sorted(heads.get(new.run, ())))
+            event = make_event(new, id=new_ulid(milliseconds), at=at, prev=sorted(before or ()))
             heads[new.run] = [event.sha]
             events.append(event)
         return events
@@ -216,7 +221,8 @@ class Ledger:
             fsync_dir(folder)
             os.ftruncate(descriptor, self._good)
         except OSError as error:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                aside.unlink()
             raise InfraError(
                 f"cannot set the torn tail of {self.path} aside: {error.strerror}", disk_hint(error)
             ) from error
@@ -272,6 +278,7 @@ class Ledger:
         self._lines = 0
         self._last = b""
         self._stamp = ()
+        self._too_new = None
 
     def _read(self) -> None:
         if self._locked:  # called from `build`, which holds the lock already
@@ -291,8 +298,8 @@ class Ledger:
         stat = os.fstat(descriptor)
         if self._stamp == (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns):
             return
-        same = self._stamp[:2] == (stat.st_dev, stat.st_ino) and not self._open_tail and self._last
-        if not same or os.pread(descriptor, len(self._last), self._good - len(self._last)) != self._last:
+        grown = self._stamp[:2] == (stat.st_dev, stat.st_ino) and stat.st_size > self._stamp[2] and not self._open_tail
+        if not grown or os.pread(descriptor, len(self._last), self._good - len(self._last)) != self._last:
             self._forget()
         try:
             last = self._load(_read_from(descriptor, self._good))
@@ -352,6 +359,8 @@ class Ledger:
             if known.sha != event.sha:
                 raise ValueError(f"another event of {known.run} has the same id {event.id}; one of them was edited")
             return
+        if event.critical and event.kind not in KINDS:
+            self._too_new = event
         self._named.update(event.prev)
         heads = self._heads.get(event.run)
         if heads is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.config.changes import diff
 from harness.config.load import config_sha, load_config
-from harness.core.canonical import sha256_file, strict_loads
+from harness.core.canonical import sha256_file
 from harness.core.errors import HarnessError, InfraError
 from harness.core.files import disk_hint
 from harness.ledger.events import FIRST_KINDS, KINDS, PROGRAM, Event, UnknownEventError, parse_line
@@ -98,7 +98,7 @@ def _lines(data: bytes) -> tuple[list[_Placed], list[Finding]]:
     for number, line in enumerate(lines, 1):
         try:
             event = parse_line(line)
-            strict_loads(event.line)
+            _ = event.data  # parsed strictly here, on first use elsewhere
             placed.append(_Placed(event, number, offset))
         except UnknownEventError as error:
             findings.append(Finding("too_new", "error", f"line {number}: {error}", number, offset))
@@ -108,7 +108,9 @@ def _lines(data: bytes) -> tuple[list[_Placed], list[Finding]]:
     if tail:
         number = len(lines) + 1
         try:
-            placed.append(_Placed(parse_line(tail), number, offset))
+            event = parse_line(tail)
+            _ = event.data
+            placed.append(_Placed(event, number, offset))
             message = f"line {number} is complete but lacks its newline; the next append adds it"
             findings.append(Finding("no_newline", "note", message, number, offset))
         except (ValueError, UnknownEventError):

@@ -1,0 +1,153 @@
+"""Every kind of damage gets a finding of its own, and a healthy ledger gets none."""
+
+from __future__ import annotations
+
+from harness.config.load import config_sha, load_config, resolved
+from harness.core.canonical import sha256_file
+from harness.ledger import Ledger
+from harness.ledger.verify import verify
+
+CONFIG = 'hypothesis = "h"\n\n[[env]]\nid = "drugprot"\n\n[lora]\nalpha = 32.0\n'
+
+
+def kinds(path) -> list[str]:
+    return [finding.kind for finding in verify(path)]
+
+
+def write(path, *events) -> None:
+    path.write_bytes(b"".join(event.line + b"\n" for event in events))
+
+
+def test_an_absent_and_an_empty_ledger_verify(path) -> None:
+    assert verify(path) == []
+    path.touch()
+    assert verify(path) == []
+
+
+def test_several_damages_are_all_reported(event, path) -> None:
+    birth = event(kind="created", number=1)
+    note = event(number=2, second=1, prev=[birth.sha])
+    lines = [birth.line, b"<<<<<<< ours", note.line.replace(b"x", b"y", 1), b"", note.line, b'{"torn":']
+    path.write_bytes(b"\n".join(lines))
+    found = verify(path)
+    assert [(f.kind, f.line) for f in found] == [("damage", 2), ("damage", 3), ("damage", 4), ("torn", 6)]
+    offsets = [path.read_bytes().split(b"\n")[: f.line - 1] for f in found]
+    assert [f.offset for f in found] == [sum(len(line) + 1 for line in before) for before in offsets]
+    assert all(f.severity == "error" for f in found)
+
+
+def test_identity_findings(event, path) -> None:
+    birth, a, b = (
+        event(kind="created", number=1),
+        event(number=2, data={"text": "a"}),
+        event(number=2, data={"text": "b"}),
+    )
+    write(path, birth, a, birth, b)
+    found = verify(path)
+    assert [(f.kind, f.severity, f.line) for f in found] == [("repeated", "note", 3), ("duplicate_id", "error", 4)]
+
+
+def test_link_findings(event, path) -> None:
+    birth = event(kind="created", number=1)
+    gone = event(number=2, second=1, prev=[birth.sha])
+    child = event(number=3, second=2, prev=[gone.sha])
+    other = event("run-002", "created", number=4, second=3)
+    crossed = event("run-002", number=5, second=4, prev=[birth.sha])
+    write(path, birth, child, other, crossed)
+    assert [(f.kind, f.line, f.run) for f in verify(path)] == [
+        ("missing_event", 2, "run-001"),
+        ("wrong_link", 4, "run-002"),
+    ]
+
+
+def test_a_deleted_creation_is_found(event, path) -> None:
+    birth = event(kind="created", number=1)
+    write(path, event(number=2, prev=[birth.sha]))
+    assert kinds(path) == ["missing_event", "no_creation"]
+
+
+def test_two_branches_that_took_one_number_collide(event, path) -> None:
+    write(path, event(kind="created", number=1), event(kind="created", number=2, data={"hypothesis": "other"}))
+    (found,) = verify(path)
+    assert (found.kind, found.line, found.run) == ("run_collision", 2, "run-001")
+    assert "lines 1 and 2" in found.message
+
+
+def test_unknown_kinds_verify_and_critical_ones_do_not(event, path) -> None:
+    birth = event(kind="created", number=1)
+    write(path, birth, event(kind="sparkled", number=2, second=1, prev=[birth.sha]))
+    assert verify(path) == []
+    write(path, birth, event(kind="sparkled", number=2, second=1, prev=[birth.sha], critical=True))
+    assert kinds(path) == ["too_new"]
+
+
+def with_run(ledger: Ledger, root, started: bool = True) -> None:
+    (root / "rl").mkdir()
+    (root / "rl/run-001.toml").write_text(CONFIG)
+    config = load_config(root / "rl/run-001.toml")
+    created = {"config": "rl/run-001.toml", "config_sha": config_sha(config), "basis": {"config": resolved(config)}}
+    ledger.append("run-001", "created", created)
+    if started:
+        ledger.append("run-001", "started", {"attempt": 1, "config_sha": config_sha(config)})
+
+
+def test_a_config_is_compared_by_meaning(ledger, path, tmp_path) -> None:
+    with_run(ledger, tmp_path)
+    file = tmp_path / "rl/run-001.toml"
+    assert verify(path) == []
+    file.write_text("# a comment\n" + CONFIG.replace("32.0", "32"))
+    assert verify(path) == []
+    file.write_text(CONFIG.replace("32.0", "64.0"))
+    (found,) = verify(path)
+    assert (found.kind, found.severity, found.run) == ("changed_file", "error", "run-001")
+    assert "lora.alpha" in found.message
+    file.write_text("[lora\n")
+    assert kinds(path) == ["changed_file"]
+    file.unlink()
+    assert kinds(path) == ["missing_file"]
+
+
+def test_a_stored_config_without_a_key_of_today_still_verifies(ledger, path, tmp_path) -> None:
+    """A later version of harness adds keys; old runs must not look tampered with."""
+    with_run(ledger, tmp_path, started=False)
+    basis = dict(ledger.events()[0].data["basis"]["config"])
+    del basis["budget"]
+    path.unlink()
+    sha = "0" * 64  # what the older version computed
+    ledger.append("run-001", "created", {"config": "rl/run-001.toml", "config_sha": sha, "basis": {"config": basis}})
+    ledger.append("run-001", "started", {"attempt": 1, "config_sha": sha})
+    assert verify(path) == []
+    (tmp_path / "rl/run-001.toml").write_text(CONFIG.replace("32.0", "64.0"))
+    assert kinds(path) == ["changed_file"]
+
+
+def test_a_config_may_be_edited_until_it_is_launched(ledger, path, tmp_path) -> None:
+    with_run(ledger, tmp_path, started=False)
+    (tmp_path / "rl/run-001.toml").write_text(CONFIG.replace("32.0", "64.0"))
+    assert [(f.kind, f.severity) for f in verify(path)] == [("changed_file", "note")]
+
+
+def test_items_of_evals_and_certificates_are_checked_by_hash(ledger, path, tmp_path) -> None:
+    items, certificate = tmp_path / "items.jsonl", tmp_path / "certificate.json"
+    items.write_text("old\n")
+    old = sha256_file(items)
+    items.write_text("new\n")
+    certificate.write_text("{}\n")
+    ledger.append("run-001", "created", {})
+    for sha in (old, sha256_file(items)):  # a resumed attempt evaluates the step again: the newest event counts
+        ledger.append("run-001", "evaluated", {"attempt": 1, "file": "items.jsonl", "file_sha": sha})
+    ledger.append(
+        "run-001", "promoted", {"certificate": "certificate.json", "certificate_sha": sha256_file(certificate)}
+    )
+    assert verify(path) == []
+    items.write_text("newer\n")
+    certificate.unlink()
+    assert kinds(path) == ["changed_file", "missing_file"]
+
+
+def test_paths_do_not_leave_the_program(ledger, path, tmp_path) -> None:
+    ledger.append("run-001", "created", {})
+    (tmp_path / "link").symlink_to("/etc")
+    for name in ("../secret", "/etc/passwd", "link/passwd"):
+        ledger.append("run-001", "evaluated", {"attempt": 1, "file": name, "file_sha": "0" * 64})
+    assert kinds(path) == ["bad_path"] * 3
