@@ -8,6 +8,8 @@ magnitude (a factor of two), not minutes.
 from __future__ import annotations
 
 import json
+import math
+import os
 import statistics
 import time
 from collections.abc import Mapping
@@ -96,10 +98,11 @@ class Workload:
     """What is generated and trained on.
 
     Args:
-        prompt_tokens: tokens of a training prompt, on average.
+        shared_tokens: tokens that all training prompts of an environment begin with; computed once per batch.
+        prompt_tokens: further tokens of a training prompt, on average.
         completion_tokens: tokens of a completion, at most.
         eval_samples: completions of one held-out eval.
-        eval_prompt_tokens: tokens of a held-out prompt, on average.
+        eval_prompt_tokens: tokens of a held-out prompt after the shared ones, on average.
         eval_tokens: tokens of a held-out completion, at most.
         evals: held-out evals of the whole run.
     """
@@ -107,6 +110,7 @@ class Workload:
     steps: int
     tasks_per_step: int
     group_size: int
+    shared_tokens: int
     prompt_tokens: int
     completion_tokens: int
     microbatch_tokens: int
@@ -145,12 +149,13 @@ def estimate(shape: ModelShape, work: Workload, flops_per_s: float, bytes_per_we
     weights = shape.multiplied
     group = work.prompt_tokens + work.group_size * work.completion_tokens
     sampled = work.tasks_per_step * work.group_size * work.completion_tokens
-    decode = 2 * weights * sampled / (flops_per_s * DECODE_EFFICIENCY)
-    prefill = 2 * weights * work.tasks_per_step * work.prompt_tokens / (flops_per_s * TRAIN_EFFICIENCY)
-    train = 4 * weights * work.tasks_per_step * group / (flops_per_s * TRAIN_EFFICIENCY)
-    step = decode + prefill + train
-    eval_once = 2 * weights * work.eval_samples * work.eval_tokens / (flops_per_s * DECODE_EFFICIENCY)
-    eval_once += 2 * weights * work.eval_samples * work.eval_prompt_tokens / (flops_per_s * TRAIN_EFFICIENCY)
+    passes = math.ceil(work.tasks_per_step * group / max(work.microbatch_tokens - work.shared_tokens, group))
+    trained = passes * work.shared_tokens + work.tasks_per_step * group
+    fast, slow = flops_per_s * TRAIN_EFFICIENCY, flops_per_s * DECODE_EFFICIENCY
+    prefill = 2 * weights * (work.shared_tokens + work.tasks_per_step * work.prompt_tokens) / fast
+    step = prefill + 2 * weights * sampled / slow + 4 * weights * trained / fast
+    eval_once = 2 * weights * work.eval_samples * work.eval_tokens / slow
+    eval_once += 2 * weights * (work.shared_tokens + work.eval_samples * work.eval_prompt_tokens) / fast
     adapters = shape.adapter_parameters(work.rank)
     return Estimate(
         parameters=shape.parameters,
@@ -165,38 +170,36 @@ def estimate(shape: ModelShape, work: Workload, flops_per_s: float, bytes_per_we
 
 def _memory(shape: ModelShape, work: Workload, group: int, adapters: int, bytes_per_weight: int) -> int:
     """Return peak bytes: weights, adapters with gradient and two moments, activations of one micro-batch, logits."""
-    tokens = max(group, min(work.microbatch_tokens, work.tasks_per_step * group))
+    whole = work.shared_tokens + work.tasks_per_step * group
+    tokens = max(work.shared_tokens + group, min(work.microbatch_tokens, whole))
     per_token = (14 * shape.hidden + 4 * shape.intermediate + 2 * shape.heads * shape.head_dim) * bytes_per_weight
-    scored = tokens * work.group_size * work.completion_tokens // group
+    scored = (tokens - work.shared_tokens) * work.group_size * work.completion_tokens // group
     logits = scored * shape.vocabulary * 4 * 2
-    cache_tokens = work.tasks_per_step * group
-    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * cache_tokens * bytes_per_weight
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * whole * bytes_per_weight
     training = shape.layers * tokens * per_token + logits
     return int(shape.parameters * bytes_per_weight + adapters * 16 + max(training, cache) + RUNTIME_BYTES)
 
 
 def workload(config: RunConfig, context: Context) -> Workload:
     """Return the counts of a run from its config and the protocol; prompts are measured on the first tasks."""
-    weights = [env.weight for env in config.env]
-    prompts = [_prompt_tokens(env.id, env.args, "train") for env in config.env]
+    train = [(env.weight, *_prompt_tokens(env.id, env.args, "train")) for env in config.env]
     limits = [env.sampling.max_tokens or config.sampling.max_tokens for env in config.env]
-    total = sum(weights)
-    samples = sum(env.items * env.samples for env in context.eval.env)
-    held = [
-        (env.items * env.samples, _prompt_tokens(env.id, env.args, env.split), env.max_tokens)
-        for env in context.eval.env
-    ]
+    total = sum(weight for weight, _, _ in train)
+    evals = context.eval.env
+    samples = sum(env.items * env.samples for env in evals)
+    own = sum(env.items * env.samples * _prompt_tokens(env.id, env.args, env.split)[1] for env in evals)
     return Workload(
         steps=config.train.steps,
         tasks_per_step=config.train.tasks_per_step,
         group_size=config.train.group_size,
-        prompt_tokens=round(sum(w * p for w, p in zip(weights, prompts, strict=True)) / total),
-        completion_tokens=round(sum(w * n for w, n in zip(weights, limits, strict=True)) / total),
+        shared_tokens=round(sum(weight * shared for weight, shared, _ in train) / total),
+        prompt_tokens=round(sum(weight * tokens for weight, _, tokens in train) / total),
+        completion_tokens=round(sum(row[0] * limit for row, limit in zip(train, limits, strict=True)) / total),
         microbatch_tokens=config.train.microbatch_tokens,
         rank=config.lora.rank,
         eval_samples=samples,
-        eval_prompt_tokens=round(sum(n * p for n, p, _ in held) / samples),
-        eval_tokens=round(sum(n * t for n, _, t in held) / samples),
+        eval_prompt_tokens=round(own / samples),
+        eval_tokens=round(sum(env.items * env.samples * env.max_tokens for env in evals) / samples),
         evals=evals_of(config.train.steps, context.eval.interval),
     )
 
@@ -206,11 +209,16 @@ def evals_of(steps: int, interval: int) -> int:
     return 1 + steps // interval + (1 if steps % interval else 0)
 
 
-def _prompt_tokens(env: str, args: Mapping[str, Any], split: str) -> int:
+def _prompt_tokens(env: str, args: Mapping[str, Any], split: str) -> tuple[int, int]:
+    """Return the tokens all prompts begin with, and the further tokens of one, on average."""
     loaded = load_environment(env, args)
     tasks = loaded.tasks(split)[:PROMPTS_SAMPLED]
-    lengths = [sum(len(message.content) for message in loaded.start(task).messages) for task in tasks]
-    return round(statistics.fmean(lengths) / CHARACTERS_PER_TOKEN) if lengths else 0
+    texts = ["".join(message.content for message in loaded.start(task).messages) for task in tasks]
+    if not texts:
+        return 0, 0
+    shared = len(os.path.commonprefix(texts)) if len(texts) > 1 else 0
+    mean = statistics.fmean(len(text) for text in texts)
+    return round(shared / CHARACTERS_PER_TOKEN), round((mean - shared) / CHARACTERS_PER_TOKEN)
 
 
 def model_shape(section: ModelSection) -> ModelShape:
@@ -253,11 +261,11 @@ def measure_flops(device: Any, dtype: Any, size: int = 1024, seconds: float = 0.
         (left @ left)[0, 0].item()  # reading one number waits for the device
 
     multiply()
-    count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
+    fastest, end = float("inf"), time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
         multiply()
-        count += 1
-    return 2 * size**3 * count / (time.perf_counter() - start)
+        fastest = min(fastest, time.perf_counter() - start)  # the mean would measure the other users too
+    return 2 * size**3 / fastest
 
 
 def estimate_launch(config: RunConfig, context: Context) -> dict[str, Any]:

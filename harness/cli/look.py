@@ -279,7 +279,7 @@ def _show_lines(run: RunState, data: Mapping[str, Any]) -> list[Line]:
     return lines
 
 
-def section(title: str, lines: list[Line]) -> list[Line]:
+def section(title: str, lines: Sequence[Line]) -> list[Line]:
     """Return a titled block, or nothing when it has no lines."""
     return ["", Styled(title, "strong"), *lines] if lines else []
 
@@ -325,17 +325,18 @@ def _eval_lines(evals: list[dict[str, Any]]) -> list[Line]:
 @command(APPS["diff"], "diff", "harness diff run-001 run-002", "harness diff run-001 run-002 --json")
 def diff(old: RunArg, new: RunArg) -> Result:
     """Show the change set between two runs: config, environments, prompts, verifiers and code."""
-    from harness.config.changes import Basis, change_set
+    from harness.backends.basis import stored_basis
+    from harness.config.changes import change_set
     from harness.program.documents import read_plan
 
     here = program()
     state = read_state(here)
     bases = []
     for name in (old, new):
-        basis = find_run(state, name).created.get("basis")
-        if not basis:
+        basis = stored_basis(find_run(state, name))
+        if basis is None:
             raise RefusedError(f"{name} has no recorded basis (it was imported)", f"`harness show {name}`")
-        bases.append(Basis.from_json(basis))
+        bases.append(basis)
     found = change_set(bases[0], bases[1], read_plan(here).nuisance)
     changes = found.to_json()
     counts = {"total": len(changes), "counting": sum(change["counts"] for change in changes)}
