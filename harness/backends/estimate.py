@@ -216,7 +216,7 @@ def _prompt_tokens(env: str, args: Mapping[str, Any], split: str) -> tuple[int, 
     texts = ["".join(message.content for message in loaded.start(task).messages) for task in tasks]
     if not texts:
         return 0, 0
-    shared = len(os.path.commonprefix(texts)) if len(texts) > 1 else 0
+    shared = len(os.path.commonprefix(texts)) if len(texts) > 1 else 0  # noqa: RUF071 - characters are meant
     mean = statistics.fmean(len(text) for text in texts)
     return round(shared / CHARACTERS_PER_TOKEN), round((mean - shared) / CHARACTERS_PER_TOKEN)
 
