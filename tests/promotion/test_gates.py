@@ -79,11 +79,18 @@ def test_a_mean_below_the_threshold_fails_with_its_numbers():
     assert result.verdict is Verdict.FAIL
     (row,) = rows(result, check="threshold")
     assert (row.value, row.bound, row.verdict) == (0.75, 0.76, Verdict.FAIL)
-    assert "below the threshold 0.76" in result.reasons()[0]
+    assert "0.7500 [" in result.reasons()[0] and "is below the threshold 0.76" in result.reasons()[0]
 
 
-def test_a_mean_at_the_threshold_passes():
+def test_a_mean_at_the_threshold_passes_whatever_the_last_bit_says():
     assert judge(POLICY, BASE, make_goal(threshold=0.75)).verdict is Verdict.PASS
+    assert judge(POLICY, BASE, make_goal(threshold=math.nextafter(0.75, 1))).verdict is Verdict.PASS
+
+
+def test_a_handful_of_losses_is_not_wholly_below():
+    result = judge(side("policy", make_items(30, form=N - 10)), BASE)  # five clusters of two
+    (row,) = rows(result, check="not_below")
+    assert (row.high, row.verdict) == (0.0, Verdict.PASS)
 
 
 def test_the_lower_bound_must_exceed_the_minimum_gain_not_the_mean():
@@ -92,6 +99,7 @@ def test_the_lower_bound_must_exceed_the_minimum_gain_not_the_mean():
     assert judge(POLICY, BASE, make_goal(min_gain=low)).verdict is Verdict.FAIL
     (row,) = rows(judge(POLICY, BASE, make_goal(min_gain=0.45)), check="gain")
     assert row.value > 0.45 and row.verdict is Verdict.FAIL
+    assert "does not lie wholly above the minimum gain 0.45" in row.detail
 
 
 def test_a_higher_confidence_asks_for_more():
@@ -110,8 +118,11 @@ def test_the_same_model_twice_gains_nothing():
 def test_not_below_fails_only_when_the_interval_lies_wholly_below():
     slightly = judge(side("policy", make_items(30, form=N - 1)), BASE)
     assert rows(slightly, check="not_below")[0].verdict is Verdict.PASS
+    assert "does not lie wholly below" in rows(slightly, check="not_below")[0].detail
     clearly = judge(side("policy", make_items(30, form=N // 2)), BASE)
-    assert rows(clearly, check="not_below")[0].verdict is Verdict.FAIL
+    (row,) = rows(clearly, check="not_below")
+    assert (row.verdict, row.bound) == (Verdict.FAIL, 0.0)
+    assert "lies wholly below the base" in row.detail
     assert clearly.verdict is Verdict.FAIL
 
 
