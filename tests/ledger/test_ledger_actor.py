@@ -14,7 +14,6 @@ from harness.ledger import actor as actor_module
 from harness.ledger.actor import current_actor, person_name
 from harness.ledger.process import is_alive, process_start, this_process
 
-
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the token has these parts on Linux only")
 
 
