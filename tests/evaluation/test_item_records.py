@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.core.canonical import sha256_hex
@@ -41,6 +41,7 @@ def item(task="t1", sample=0, **changes):
     return ItemRecord(task=task, sample=sample, **(values | changes))
 
 
+@settings(deadline=None, max_examples=60)
 @given(ITEMS)
 def test_the_full_form_round_trips_and_its_bytes_are_stable(items):
     data = dump_items(items, compact=False)
@@ -49,6 +50,7 @@ def test_the_full_form_round_trips_and_its_bytes_are_stable(items):
     assert dump_items(reversed(again), compact=False) == data
 
 
+@settings(deadline=None, max_examples=60)
 @given(ITEMS)
 def test_the_compact_form_drops_only_the_texts(items):
     again = parse_items(dump_items(items), "x")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -31,6 +31,7 @@ def test_cr1_by_hand():
     assert (result.n, result.clusters) == (5, 3)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=40), st.sampled_from([0.8, 0.95, 0.99]))
 def test_one_item_per_cluster_is_the_t_interval(values, confidence):
     if np.std(values) < 1e-6:
@@ -127,6 +128,7 @@ def test_intervals_stay_in_the_range():
     assert ours.low == 0.0 and ours.high > 0.05
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), min_size=1, max_size=30), st.randoms())
 def test_the_mean_lies_in_its_interval_and_order_does_not_matter(pairs, random):
     shuffled = random.sample(pairs, len(pairs))
