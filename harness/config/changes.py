@@ -155,8 +155,8 @@ def _normal(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
 
 
-def _effective(basis: Basis) -> dict[str, Any]:
-    """Return a basis' config with every default argument of its environments filled in."""
+def effective(basis: Basis) -> dict[str, Any]:
+    """Return a basis' resolved config with every default argument of its environments filled in."""
     config = _normal(basis.config)
     facts = basis.environments
     tables = [
@@ -166,14 +166,14 @@ def _effective(basis: Basis) -> dict[str, Any]:
     return {**config, "env": tables}
 
 
-def _same(old: Any, new: Any) -> bool:
-    """Compare as people read TOML: 2 and 2.0 are one number, 1 and true are not one value."""
+def same(old: Any, new: Any) -> bool:
+    """Compare two config values as people read TOML: 2 and 2.0 are one number, 1 and true are not one value."""
     if isinstance(old, bool) or isinstance(new, bool):
         return old is new
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(_same, old, new))
+        return len(old) == len(new) and all(map(same, old, new))
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return old.keys() == new.keys() and all(_same(value, new[key]) for key, value in old.items())
+        return old.keys() == new.keys() and all(same(value, new[key]) for key, value in old.items())
     return bool(old == new)
 
 
@@ -196,7 +196,7 @@ def _differences(*sides: dict[str, Any]) -> list[Difference]:
             whole = Difference(f"env.{name}", tables[0].get(name), tables[1].get(name))
             if whole not in result:
                 result.append(whole)
-        elif (key in flats[0]) != (key in flats[1]) or not _same(flats[0].get(key), flats[1].get(key)):
+        elif (key in flats[0]) != (key in flats[1]) or not same(flats[0].get(key), flats[1].get(key)):
             result.append(Difference(key, flats[0].get(key), flats[1].get(key)))
     return result
 
@@ -211,7 +211,7 @@ def change_set(parent: Basis, child: Basis, nuisance: Sequence[str] = ()) -> Cha
     """
     changes = [
         Change(key, old, new, "config", not is_nuisance(key, nuisance))
-        for key, old, new in _differences(_effective(parent), _effective(child))
+        for key, old, new in _differences(effective(parent), effective(child))
     ]
     moved = {change.key for change in changes if change.counts}
     for name in sorted({*parent.environments, *child.environments}):

@@ -88,24 +88,32 @@ def render_config(config: RunConfig, like: str | None = None) -> str:
 
     Args:
         config: what to write.
-        like: TOML to edit, a parent's as a rule; its comments and order stay.
+        like: TOML to edit, a parent's as a rule, so that its comments stay; without comments the
+            sections come in the schema's order.
 
     Raises:
         ConfigError: when `like` is not TOML.
     """
+    values = sparse(config)
+    wanted = {key: values[key] for key in (*META_KEYS, *values) if key in values}
+    if like is not None and "#" in like:
+        text = _edited(like, wanted)
+        if tomllib.loads(text) == wanted:  # a comment is worth less than a right file
+            return text
+    document = tomlkit.document()
+    _update(document, wanted)
+    return tomlkit.dumps(document)
+
+
+def _edited(like: str, wanted: dict[str, Any]) -> str:
     try:
-        document = tomlkit.parse(like) if like is not None else tomlkit.document()
+        document = tomlkit.parse(like)
+        if "parent" in wanted and "parent" not in document:
+            document = tomlkit.parse(f'parent = ""\n{like}')
+        _update(document, wanted)
     except TOMLKitError as error:
         raise ConfigError(f"cannot edit this TOML: {error}") from None
-    wanted = sparse(config)
-    ordered = {key: wanted[key] for key in (*META_KEYS, *wanted) if key in wanted}
-    _update(document, ordered)
-    text = tomlkit.dumps(document)
-    if tomllib.loads(text) != wanted:  # a comment is worth less than a right file
-        fresh = tomlkit.document()
-        _update(fresh, ordered)
-        text = tomlkit.dumps(fresh)
-    return text
+    return tomlkit.dumps(document)
 
 
 def _update(target: MutableMapping[str, Any], wanted: Mapping[str, Any]) -> None:

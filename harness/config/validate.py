@@ -167,7 +167,8 @@ def validate(model: type[Model], data: Mapping[str, Any], source: str, text: str
     try:
         return model.model_validate_json(json.dumps(data, allow_nan=False), strict=True)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
+        # A misspelt key comes first: what is reported as missing often follows from it.
+        problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
         what, hint = _describe(problems[0], model, data)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(f"{place(tuple(problems[0]['loc']))}: {what}{more}", hint) from None

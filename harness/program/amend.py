@@ -1,11 +1,13 @@
-"""Changes to GOAL, CONTEXT and PLAN are recorded acts: who, when, from what, to what, and why."""
+"""Changes to GOAL, CONTEXT and PLAN are recorded acts: who, when, from what, to what, and why.
+
+`harness.program.documents` is imported late: it brings pydantic, and importing this package must stay cheap.
+"""
 
 from __future__ import annotations
 
 from harness.core.canonical import sha256_hex
 from harness.core.errors import RefusedError, UsageError
 from harness.ledger import PROGRAM, Actor, Event, Ledger, NewEvent, State
-from harness.program.documents import READERS, check_documents, document_key, protocol_hashes
 from harness.program.model import DOCUMENTS, Program
 
 
@@ -15,6 +17,8 @@ def recorded_hashes(state: State) -> dict[str, str]:
     The last amendment holds; before any, the first run pinned the page. Later runs cannot move it,
     since a run is refused while a page differs from its record.
     """
+    from harness.program.documents import document_key
+
     recorded: dict[str, str] = {}
     for run in sorted(state.runs.values(), key=lambda run: (run.created_at, run.run)):
         for key, sha in (run.created.get("protocol") or {}).items():
@@ -26,6 +30,8 @@ def recorded_hashes(state: State) -> dict[str, str]:
 
 def unamended(program: Program, state: State) -> list[str]:
     """Return the pages whose bytes differ from their last recorded hash, as file names."""
+    from harness.program.documents import document_key, protocol_hashes
+
     recorded, current = recorded_hashes(state), protocol_hashes(program)
     return [name for name in DOCUMENTS if recorded.get(key := document_key(name), current[key]) != current[key]]
 
@@ -60,6 +66,8 @@ def amend(
         UsageError: for another file, a blank reason, or a page that did not change.
         ConfigError: when the edited page cannot be read, or the pages no longer fit each other.
     """
+    from harness.program.documents import READERS, check_documents, document_key
+
     name = file.removesuffix(".md").upper() + ".md"
     if name not in READERS:
         raise UsageError(f"{file[:80]!r} is not amended", f"amend one of {', '.join(DOCUMENTS)}")

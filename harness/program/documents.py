@@ -125,7 +125,7 @@ class Context(Page):
 class Range(Page):
     """What values a key may take: a list, or bounds; with neither, any value."""
 
-    values: tuple[Any, ...] | None = None
+    values: list[Any] | None = None
     min: Finite | None = None
     max: Finite | None = None
 
@@ -232,7 +232,7 @@ def parse_page(model: type[Document], text: str, source: str) -> Document:
         ConfigError: naming the page, the line, the key and, for a misspelt key, a suggestion.
     """
     block, line = toml_block(text, source)
-    padded = "\n" * (line - 1) + block
+    padded = "\n" * (line - 1) + block + "\n"
     return validate(model, parse_toml(padded, source), source, padded)
 
 

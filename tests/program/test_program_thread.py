@@ -1,0 +1,225 @@
+"""THREAD.md and amendments, from a real ledger."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.errors import ConfigError, NotFoundError, RefusedError, UsageError
+from harness.ledger import Ledger, fold
+from harness.program import Program, amend, init_program, protocol_hashes, render_thread, unamended
+from harness.program.amend import check_amended
+from harness.program.thread import BEGIN, END, best_run, inline, replace_block, thread_block
+
+EVIL = (
+    "</td><script>alert(1)</script> | `x` <!-- harness:end --> @all #1 [a](http://e) ![i](http://e)"
+    "\n## forged\n\x1b[31m\u202e"
+)
+
+
+@pytest.fixture
+def program(tmp_path):
+    init_program(tmp_path / "prog", git=False)
+    return Program(tmp_path / "prog")
+
+
+@pytest.fixture
+def ledger(program):
+    return Ledger(program.ledger)
+
+
+def create(ledger, program, run, hypothesis="h", **more):
+    data = {"type": "training", "hypothesis": hypothesis, "parent": None, "protocol": protocol_hashes(program)}
+    ledger.append(run, "created", data | more)
+
+
+def evaluate(ledger, run, step, mean, subject="policy", prompt="run", env="drugprot"):
+    stats = {"mean": mean, "low": mean - 0.02, "high": mean + 0.02}
+    data = {"attempt": 1, "subject": subject, "step": step, "env": env, "prompt": prompt, "means": {"reward": stats}}
+    ledger.append(run, "evaluated", data | {"gain": {"reward": {"mean": 0.1, "low": 0.05, "high": 0.15}}})
+
+
+def start(ledger, run, outcome="completed"):
+    ledger.append(run, "started", {"attempt": 1})
+    if outcome:
+        ledger.append(run, "finished", {"attempt": 1, "outcome": outcome})
+
+
+def test_an_empty_program(program, ledger):
+    assert render_thread(program, ledger.state())
+    text = program.thread.read_text()
+    assert "no run has been promoted" in text and "No runs yet" in text
+    assert not render_thread(program, ledger.state())
+
+
+def test_the_block_tells_where_we_stand(program, ledger):
+    create(ledger, program, "run-001", "Defaults learn")
+    start(ledger, "run-001")
+    evaluate(ledger, "run-001", 0, 0.1, subject="base")
+    evaluate(ledger, "run-001", 10, 0.25)
+    evaluate(ledger, "run-001", 30, 0.3)
+    evaluate(ledger, "run-001", 30, 0.9, prompt="shipped")
+    ledger.append("run-001", "decided", {"decision": "keep", "reason": "clear gain"})
+    create(ledger, program, "run-002", "Alpha 64 learns faster")
+    start(ledger, "run-002")
+    evaluate(ledger, "run-002", 30, 0.4)
+    ledger.append("run-002", "decided", {"decision": "reject", "reason": "collapsed"})
+    create(ledger, program, "run-003", "Rank 32 helps")
+    start(ledger, "run-003", outcome=None)
+    block = thread_block(ledger.state())
+    assert "**run-001**, Defaults learn" in block
+    assert "reward 0.300 [0.280, 0.320], gain over base 0.100 [0.050, 0.150]" in block
+    assert block.index("| run-002 | reject | Alpha 64 learns faster | collapsed |") < block.index("| run-001 | keep |")
+    assert "| run-003 | running | Rank 32 helps |" in block
+    assert "- completed: 2 (run-001, run-002)" in block
+    assert best_run(ledger.state()).run == "run-001"
+    ledger.append("run-001", "promoted", {"verdict": "pass", "gates": []})
+    assert "Champion: **run-001**, Defaults learn (promoted 20" in thread_block(ledger.state())
+
+
+def test_numbers_that_are_none_do_not_break_the_page(program, ledger):
+    create(ledger, program, "run-001")
+    nan = float("nan")
+    means = {"reward": {"mean": nan, "low": nan, "high": nan}}
+    for data in (
+        {"subject": "policy", "step": 1, "env": "drugprot", "means": means},
+        {"subject": "policy", "step": 2, "env": "drugprot"},
+        {"subject": "policy", "step": 3, "env": "drugprot", "means": {"reward": None}},
+    ):
+        ledger.append("run-001", "evaluated", data)
+        assert thread_block(ledger.state())
+    assert best_run(ledger.state()) is None
+
+
+def test_the_same_events_in_any_order_give_the_same_bytes(program, ledger):
+    for number in range(1, 6):
+        create(ledger, program, f"run-00{number}", f"h{number}")
+        ledger.append(f"run-00{number}", "decided", {"decision": "keep", "reason": f"r{number}"})
+    events = ledger.events()
+    assert thread_block(fold(events)) == thread_block(fold(events[::-1]))
+
+
+def test_free_text_stays_byte_for_byte(program, ledger):
+    free = f"# Mine \r\n\ntab\there\n{BEGIN}\nold\n{END}\n\ntrailing  \n\n\nno newline at the end"
+    program.thread.write_bytes(free.encode())
+    render_thread(program, ledger.state())
+    text = program.thread.read_bytes().decode()
+    before, after = free.split(f"{BEGIN}\nold\n{END}")
+    assert text.startswith(before + BEGIN) and text.endswith(END + after)
+
+
+def test_text_that_is_not_utf8_survives(program, ledger):
+    program.thread.write_bytes(b"\xff\xfe notes\n" + f"{BEGIN}\n{END}\n".encode())
+    render_thread(program, ledger.state())
+    assert program.thread.read_bytes().startswith(b"\xff\xfe notes\n")
+
+
+def test_a_missing_page_or_block_is_made(program, ledger):
+    program.thread.unlink()
+    render_thread(program, ledger.state())
+    assert program.thread.read_text().startswith("# Thread\n")
+    program.thread.write_text("only notes")
+    render_thread(program, ledger.state())
+    assert program.thread.read_text().startswith("only notes\n\n" + BEGIN)
+    assert not render_thread(program, ledger.state())
+
+
+@pytest.mark.parametrize("text", [f"{BEGIN}\n", f"{END}\n{BEGIN}\n", f"{BEGIN}\n{BEGIN}\n{END}\n", END])
+def test_broken_markers_are_refused(program, ledger, text):
+    program.thread.write_text(text)
+    with pytest.raises(ConfigError, match=r"THREAD\.md"):
+        render_thread(program, ledger.state())
+    assert program.thread.read_text() == text
+
+
+def test_hostile_text_cannot_leave_its_cell(program, ledger):
+    create(ledger, program, "run-001", EVIL)
+    ledger.append("run-001", "decided", {"decision": "keep", "reason": EVIL})
+    create(ledger, program, "run-002", EVIL)
+    render_thread(program, ledger.state())
+    text = program.thread.read_text()
+    assert text.count(BEGIN) == text.count(END) == 1
+    assert "<script" not in text and "\x1b" not in text and "\u202e" not in text and "@all" not in text
+    assert "\n## forged" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| run-001")]
+    assert [row.replace("\\|", "").count("|") for row in rows] == [6]
+    assert not render_thread(program, ledger.state())
+
+
+@given(st.text())
+def test_inline_is_one_inert_line(text):
+    shown = inline(text)
+    assert "\n" not in shown and "<" not in shown and ">" not in shown and "@" not in shown
+    assert len(shown) <= 1200
+
+
+@given(st.text(alphabet="ab\n#", max_size=30), st.text(alphabet="xy\n|", max_size=20))
+def test_replacing_twice_is_replacing_once(text, block):
+    once = replace_block(text, block)
+    assert replace_block(once, block) == once
+    assert once.startswith(text)
+
+
+def test_pages_may_move_until_the_first_run(program, ledger):
+    program.goal.write_text(program.goal.read_text() + "\nMore prose.\n")
+    assert unamended(program, ledger.state()) == []
+
+
+def test_an_edit_must_be_recorded(program, ledger):
+    create(ledger, program, "run-001")
+    first = protocol_hashes(program)["goal"]
+    program.goal.write_text(program.goal.read_text().replace("threshold = 0.20", "threshold = 0.25"))
+    assert unamended(program, ledger.state()) == ["GOAL.md"]
+    with pytest.raises(RefusedError, match=r"GOAL\.md changed") as caught:
+        check_amended(program, ledger.state())
+    assert "harness amend GOAL.md" in caught.value.hint
+    event = amend(program, "goal", "  the bar was too low ")
+    assert event.run == "program" and event.kind == "amended"
+    assert event.data == {
+        "file": "GOAL.md",
+        "old_sha": first,
+        "new_sha": protocol_hashes(program)["goal"],
+        "reason": "the bar was too low",
+    }
+    assert unamended(program, ledger.state()) == []
+    assert "the bar was too low" in thread_block(ledger.state())
+    program.goal.write_text(program.goal.read_text().replace("threshold = 0.25", "threshold = 0.20"))
+    assert unamended(program, ledger.state()) == ["GOAL.md"]
+
+
+def test_a_later_run_of_another_branch_does_not_undo_an_amendment(program, ledger):
+    create(ledger, program, "run-001")
+    old = protocol_hashes(program)
+    program.context.write_text(program.context.read_text() + "\n")
+    amend(program, "CONTEXT.md", "a note")
+    ledger.append("run-002", "created", {"type": "training", "hypothesis": "h", "protocol": old})
+    assert unamended(program, ledger.state()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "reason", "error", "message"),
+    [
+        ("THREAD.md", "x", UsageError, "not amended"),
+        ("../GOAL.md", "x", UsageError, "not amended"),
+        ("GOAL.md", "  ", UsageError, "needs a reason"),
+        ("PLAN.md", "x", UsageError, "has not changed"),
+    ],
+)
+def test_amend_refuses(program, ledger, file, reason, error, message):
+    create(ledger, program, "run-001")
+    before = program.ledger.read_bytes()
+    with pytest.raises(error, match=message):
+        amend(program, file, reason)
+    assert program.ledger.read_bytes() == before
+
+
+def test_a_broken_page_cannot_be_amended(program, ledger):
+    create(ledger, program, "run-001")
+    program.goal.write_text("# no block\n")
+    with pytest.raises(ConfigError, match="no ```toml block"):
+        amend(program, "GOAL.md", "x")
+    program.goal.unlink()
+    with pytest.raises(NotFoundError):
+        amend(program, "GOAL.md", "x")
+    assert [json.loads(line)["kind"] for line in program.ledger.read_text().splitlines()] == ["created"]
