@@ -99,6 +99,13 @@ def test_the_corpus_is_large_and_covers_every_frequent_label():
     assert sum(count // 4 for count in labels.values()) >= 120
 
 
+def test_the_data_card_gives_the_counts():
+    card = (DATA / "README.md").read_text(encoding="utf-8")
+    stated = dict(re.findall(r"\| ([A-Z-]+) \| (\d+)(?= \|)", card))
+    assert {label: int(count) for label, count in stated.items()} == Counter(fact.relation for fact in FACTS)
+    assert f"{len(FACTS)} facts from {len({fact.source for fact in FACTS})} documents" in card
+
+
 def test_every_label_has_enough_phrasings():
     assert set(PHRASINGS) == {"background", *LABELS}
     for name, lists in PHRASINGS.items():
