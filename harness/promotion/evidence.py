@@ -19,6 +19,8 @@ from harness.program import Goal, Program
 from harness.promotion.gates import EnvEvidence, EvalEvidence, Evidence
 
 _SAME_MEAN = 1e-9
+_BINDING = ("n", "requested", "items_sha", "prompt_sha", "verifier", "file", "file_sha")
+"""Members without which an eval is bound to nothing."""
 
 
 def collect(program: Program, run: RunState, goal: Goal, step: int | None = None) -> Evidence:
@@ -97,20 +99,23 @@ def _load(program: Program, data: Mapping[str, Any] | None) -> EvalEvidence | No
         return None
     items: tuple[ItemRecord, ...] = ()
     problem = ""
-    try:
-        items = _read_checked(program, data)
-    except CannotTellError as error:
-        problem = str(error)
+    if missing := [name for name in _BINDING if data.get(name) is None]:
+        problem = f"its event does not record {', '.join(missing)}"
+    else:
+        try:
+            items = _read_checked(program, data)
+        except CannotTellError as error:
+            problem = str(error)
     return EvalEvidence(
         subject=str(data["subject"]),
         prompt=str(data.get("prompt", "run")),
         step=int(data["step"]),
-        requested=int(data["requested"]),
-        items_sha=str(data["items_sha"]),
-        prompt_sha=str(data["prompt_sha"]),
-        verifier=str(data["verifier"]),
-        file=str(data["file"]),
-        file_sha=str(data["file_sha"]),
+        requested=int(data.get("requested") or 0),
+        items_sha=str(data.get("items_sha")),
+        prompt_sha=str(data.get("prompt_sha")),
+        verifier=str(data.get("verifier")),
+        file=str(data.get("file")),
+        file_sha=str(data.get("file_sha")),
         items=items,
         problem=problem,
     )

@@ -274,6 +274,7 @@ def test_a_changed_or_missing_item_file_cannot_tell(world, subject, how, says):
         ({"means": {"reward": {"mean": 0.9, "low": 0.8, "high": 1.0}}}, "its event says 0.900000"),
         ({"means": {}}, "records no mean reward"),
         ({"requested": 41}, "41 samples were requested"),
+        ({"verifier": None, "file_sha": None}, "does not record verifier, file_sha"),
         ({"items_sha": "J"}, "items_sha differs"),
         ({"verifier": "v2"}, "verifier versions differ"),
         ({"prompt_sha": "Q"}, "prompt_sha differs"),
