@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.canonical import canonical_json, decode_number, sha256_file
+from harness.core.ids import check_name
 from harness.core.types import Verdict
 from harness.reports.model import (
     AttemptRow,
@@ -143,7 +144,7 @@ def _eval(root: Path, data: Mapping[str, Any]) -> Eval:
     return Eval(
         subject=str(data["subject"]),
         step=int(data.get("step") or 0),
-        env=str(data["env"]),
+        env=check_name(str(data["env"]), "environment"),  # becomes part of a plot's file name
         prompt=str(data["prompt"]),
         n=int(data["n"]),
         requested=int(data["requested"]),
@@ -257,7 +258,7 @@ def _measure(value: Any) -> str:
         number = decode_number(value)
     except ValueError:
         return show_value(value)
-    return f"{number:.4f}" if isinstance(value, float) or not math.isfinite(number) else str(value)
+    return f"{number:.0f}" if math.isfinite(number) and number.is_integer() else f"{number:.4f}"
 
 
 def _goal_rows(entry: Any, evals: Sequence[Eval], baseline: str) -> list[GateRow]:

@@ -73,6 +73,9 @@ def _table(block: Table) -> str:
 def _inline(content: Inline, *, line_start: bool) -> str:
     parts = []
     for index, span in enumerate(content):
+        if not span.text.strip():
+            parts.append(" " if span.text else "")
+            continue
         if span.style == "code":
             parts.append(md_code(span.text))
             continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.canonical import decode_number
+from harness.core.ids import NAME_PATTERN
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,9 @@ class Metrics:
         return self.series(key)[1][-count:]
 
     def environments(self) -> list[str]:
-        """Return the environments that were trained on, by name."""
-        return sorted({key.split("/")[1] for key in self.columns if key.startswith("train/") and "/reward/" in key})
+        """Return the environments that were trained on, by name; names that are unsafe in a path are none."""
+        names = {key.split("/")[1] for key in self.columns if key.startswith("train/") and "/reward/" in key}
+        return sorted(name for name in names if NAME_PATTERN.fullmatch(name))
 
     def components(self, env: str) -> list[str]:
         """Return the reward components logged for an environment, by name."""

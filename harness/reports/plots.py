@@ -17,6 +17,8 @@ from harness.reports.style import (
     PURPLE,
     SOFT,
     VERMILION,
+    label_room,
+    least_span,
     metric_colour,
     new_figure,
     plot_style,
@@ -30,6 +32,7 @@ from harness.reports.warn import ZERO_SPREAD_SHARE
 WINDOW = 5
 SNAPSHOTS = 5
 MAX_METRICS = 6
+QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 GAIN_KEY = "●  over the base under the run's prompt     ◇  over the base under the shipped prompt"
 
 
@@ -94,6 +97,7 @@ def _heldout(data: ReportData, env: str) -> Plot | None:
         axis.set_ylabel("mean (0–1)" if name != "reward" else "mean reward")
         step_axis(axis, steps)
         axis.margins(y=0.16)
+        least_span(axis, 0.25)
     last = final.means[names[0]] if final else None
     summary = f"; {names[0]} ends at {last.mean:.3f}" if last else ""
     caption = (
@@ -125,7 +129,8 @@ def _gain(data: ReportData, env: str) -> Plot | None:
     if final is None or not (final.gain or final.gain_shipped):
         return None
     names = _shown_metrics(final.gain or final.gain_shipped)
-    figure, (axis,) = new_figure(1, columns=1, height_in=0.75 + 0.52 * len(names))
+    room = label_room([plot_text(name) for name in names])
+    figure, (axis,) = new_figure(1, columns=1, height_in=0.95 + 0.52 * len(names), left_in=room)
     for row, name in enumerate(names):
         colour = metric_colour(name, names)
         pairs = ((final.gain, -0.13, "o", colour), (final.gain_shipped, 0.17, "D", "white"))
@@ -158,7 +163,13 @@ def _whisker(axis: Axes, gain: Estimate, y: float, colour: str, marker: str, fac
     axis.plot([gain.mean], [y], marker=marker, ms=7 if marker == "o" else 6, mfc=face, mec=colour, mew=1.5, zorder=3)
     edge = high if math.isfinite(high) else gain.mean
     axis.annotate(
-        f"{gain.mean:+.3f}", (edge, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=SOFT
+        f"{gain.mean:+.3f}".replace("-", "−"),
+        (edge, y),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+        color=SOFT,
     )
 
 
@@ -166,7 +177,7 @@ def _learning(data: ReportData) -> Plot | None:
     environments = [env for env in data.metrics.environments() if data.metrics.series(f"train/{env}/reward/mean")[0]]
     if not environments:
         return None
-    figure, axes = new_figure(len(environments), columns=2, height_in=2.9 if len(environments) == 1 else 2.5)
+    figure, axes = new_figure(len(environments), columns=2, height_in=3.1, right_in=0.55)
     for axis, env in zip(axes, environments, strict=True):
         steps, values = data.metrics.series(f"train/{env}/reward/mean")
         smooth = running_mean(values, WINDOW)
@@ -212,7 +223,7 @@ def _components(data: ReportData, env: str) -> Plot | None:
     ]
     if not names:
         return None
-    figure, (axis,) = new_figure(1, columns=1, height_in=2.9)
+    figure, (axis,) = new_figure(1, columns=1, height_in=3.2, bottom_in=0.82)
     ticks: list[float] = []
     labels: list[str] = []
     for group, name in enumerate(names):
@@ -248,10 +259,11 @@ def _components(data: ReportData, env: str) -> Plot | None:
         )
     axis.set_xticks(ticks, labels, fontsize=8.5)
     axis.tick_params(axis="x", length=0)
-    axis.set_xlabel("training step", labelpad=20)
+    axis.set_xlabel("training step", labelpad=30)
     axis.set_ylabel("component mean (0–1)")
-    axis.yaxis.set_major_locator(MaxNLocator(4))
-    axis.margins(x=0.02, y=0.12)
+    axis.set_yticks(QUARTERS)
+    axis.set_ylim(0, 1.12)
+    axis.margins(x=0.02)
     axis.set_title(f"{plot_text(env)}: reward components at snapshot steps")
     caption = f"Unweighted components of the training reward, mean of the {WINDOW} steps up to each snapshot."
     return Plot(f"components-{env}", png(figure), f"Reward components of {env}", caption)
@@ -318,6 +330,7 @@ def _share(axis: Axes, data: ReportData, key: str, title: str, limit: float | No
     axis.set_ylabel("share")
     axis.set_ylim(-0.03, 1.03)
     step_axis(axis, steps)
+    axis.set_yticks(QUARTERS)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
@@ -349,12 +362,11 @@ def _labels(data: ReportData, env: str) -> Plot | None:
     if not rows:
         return None
     rows.sort(key=lambda row: (-(row.policy or 0), -row.n, row.label))
-    figure, (axis,) = new_figure(1, columns=1, height_in=0.9 + 0.27 * len(rows))
+    ticks = [f"{plot_text(row.label, 30)}  (n={row.n})" for row in rows]
+    figure, (axis,) = new_figure(1, columns=1, height_in=1.0 + 0.27 * len(rows), left_in=label_room(ticks))
     for y, row in enumerate(rows):
         _dumbbell(axis, row, y)
-    axis.set_yticks(
-        range(len(rows)), [f"{plot_text(row.label, 30)}  (n={row.n})" for row in rows], color=INK, fontsize=9.5
-    )
+    axis.set_yticks(range(len(rows)), ticks, color=INK, fontsize=9.5)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_xlim(-0.03, 1.03)
     axis.tick_params(axis="y", length=0)

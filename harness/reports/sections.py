@@ -75,13 +75,18 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def estimate(value: Estimate | None, *, signed: bool = False) -> str:
-    """Return a mean with its interval, `0.431 (0.402 to 0.460)`; a dash when there is none."""
+def estimate(value: Estimate | None, *, signed: bool = False) -> Inline:
+    """Return a mean with its interval, `0.431 (0.402 to 0.460)`; a dash when there is none.
+
+    A signed one is a gain: green when its interval lies above zero, red when below.
+    """
     if value is None:
-        return "—"
+        return text("—", "quiet")
     sign = "+" if signed else ""
     mean, low, high = (_number(part, sign) for part in (value.mean, value.low, value.high))
-    return f"{mean} ({low} to {high})"
+    tone: Tone = "" if not signed else "good" if value.low > 0 else "bad" if value.high < 0 else ""
+    shown = strong(mean, tone) if tone else text(mean)
+    return (*shown, *text(" "), *text(f"({low} to {high})", "quiet"))
 
 
 def _number(value: float, sign: str = "") -> str:
@@ -119,6 +124,8 @@ def _head(data: ReportData) -> list[Block]:
     rows += [(text("Parent"), basis), (text("Status"), text(data.status))]
     if data.config:
         rows.append((text("Config"), code(data.config)))
+    if data.warnings:
+        rows.append((text("Warnings"), strong(f"{len(data.warnings)}, listed below", "warn")))
     return [
         Heading(1, data.run),
         Quote(data.hypothesis or "No hypothesis is recorded."),
@@ -135,10 +142,9 @@ def _headline(data: ReportData, env: str) -> Inline:
         if name in final.means:
             before = f"{_number(base.means[name].mean)} → " if base and name in base.means else ""
             gain = final.gain.get(name)
-            tone: Tone = "" if gain is None else "good" if gain.low > 0 else "bad" if gain.high < 0 else "warn"
             parts += text(f"{' · ' if parts else ''}{name} {before}{_number(final.means[name].mean)}")
             if gain is not None:
-                parts += text(", gain ") + strong(estimate(gain, signed=True), tone)
+                parts += (*text(", gain "), *estimate(gain, signed=True))
     return parts or text("no finite metric", "warn")
 
 
@@ -199,21 +205,15 @@ def _eval_line(data: ReportData, shown: Eval) -> str:
 
 def _metric_row(name: str, base: Eval | None, shipped: Eval | None, final: Eval | None) -> tuple[Inline, ...]:
     def mean(entry: Eval | None) -> Inline:
-        return text(estimate(entry.means.get(name) if entry else None))
-
-    def gain(value: Estimate | None) -> Inline:
-        if value is None:
-            return text("—", "quiet")
-        tone: Tone = "good" if value.low > 0 else "bad" if value.high < 0 else ""
-        return strong(estimate(value, signed=True), tone) if tone else text(estimate(value, signed=True))
+        return estimate(entry.means.get(name) if entry else None)
 
     return (
         text(name),
         mean(shipped),
         mean(base),
         mean(final),
-        gain(final.gain.get(name) if final else None),
-        gain(final.gain_shipped.get(name) if final else None),
+        estimate(final.gain.get(name) if final else None, signed=True),
+        estimate(final.gain_shipped.get(name) if final else None, signed=True),
     )
 
 
@@ -270,7 +270,7 @@ def _curves(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
                 (
                     text("base" if p.subject == "base" else str(p.step)),
                     text(str(p.n)),
-                    *(text(estimate(p.means.get(n))) for n in names),
+                    *(estimate(p.means.get(n)) for n in names),
                 )
                 for p in points
             )
@@ -333,27 +333,25 @@ def _cost(data: ReportData) -> list[Block]:
 
 
 def _failures(data: ReportData) -> list[Block]:
-    rows = [
-        (text(f"held-out {e.env}, {e.subject} step {e.step}, {e.prompt} prompt"), text(name), text(str(count)))
-        for e in data.evals
-        for name, count in e.failures.items()
-        if count
-    ]
-    for key in sorted(key for key in data.metrics.columns if key.startswith("train/failures/")):
-        total = int(sum(data.metrics.series(key)[1]))
-        if total:
-            rows.append((text("training, all steps"), text(key.removeprefix("train/failures/")), text(str(total))))
+    counts: dict[str, dict[str, int]] = {}
+    for e in data.evals:
+        counts[f"held-out {e.env}, {e.subject} step {e.step}, {e.prompt} prompt"] = dict(e.failures)
+    prefix = "train/failures/"
+    logged = [key for key in data.metrics.columns if key.startswith(prefix)]
+    if logged:
+        counts["training, all steps"] = {
+            key.removeprefix(prefix): int(sum(data.metrics.series(key)[1])) for key in logged
+        }
+    classes = sorted({name for found in counts.values() for name, count in found.items() if count})
+    if not classes:
+        return [Heading(2, "Failures"), Paragraph(text("None recorded."))]
     note = (
         "Class model counts against the model (wrong, invalid, cut by its own length); "
         "every other class is left out of the mean."
     )
-    if not rows:
-        return [Heading(2, "Failures"), Paragraph(text("None recorded."))]
-    return [
-        Heading(2, "Failures"),
-        Paragraph(text(note)),
-        Table(("Where", "Class", "Count"), tuple(rows), frozenset({2})),
-    ]
+    rows = tuple((text(where), *(text(str(found.get(name, 0))) for name in classes)) for where, found in counts.items())
+    table = Table(("Where", *classes), rows, frozenset(range(1, 1 + len(classes))))
+    return [Heading(2, "Failures"), Paragraph(text(note)), table]
 
 
 def _attempts(data: ReportData) -> list[Block]:

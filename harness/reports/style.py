@@ -23,7 +23,8 @@ _FIXED = {"reward": BLUE, "accuracy": VERMILION, "format": GREEN, "reasoning": P
 _OTHERS = (ORANGE, SKY, SOFT)
 WIDTH_IN = 9.0
 DPI = 160
-PANEL_IN = 2.35
+PANEL_IN = 2.55
+TITLE_IN = 0.36
 
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -64,14 +65,45 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def new_figure(panels: int, *, columns: int = 3, height_in: float = PANEL_IN) -> tuple[Figure, list[Axes]]:
-    """Return a figure 9 inches wide with `panels` axes in a grid; unused places stay empty."""
+def new_figure(
+    panels: int,
+    *,
+    columns: int = 3,
+    height_in: float = PANEL_IN,
+    left_in: float = 0.74,
+    right_in: float = 0.14,
+    bottom_in: float = 0.54,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure 9 inches wide with `panels` axes in a grid; unused places stay empty.
+
+    Margins are fixed in inches: the fonts are, and an automatic layout draws every plot twice.
+
+    Args:
+        panels: number of axes.
+        columns: most axes side by side.
+        height_in: height of a row with its title and labels.
+        left_in: room for the y label and tick labels of each axis.
+        right_in: room for a label at the end of a line.
+        bottom_in: room for the x label and tick labels.
+    """
     columns = max(1, min(columns, panels))
     rows = math.ceil(panels / columns)
-    figure = Figure(figsize=(WIDTH_IN, 0.35 + rows * height_in), layout="constrained")
+    width, height = WIDTH_IN / columns, rows * height_in
+    figure = Figure(figsize=(WIDTH_IN, height))
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.03, hspace=0.05)  # type: ignore[union-attr, call-arg]
-    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(panels)]
+    axes = []
+    for index in range(panels):
+        row, column = divmod(index, columns)
+        left = (column * width + left_in) / WIDTH_IN
+        bottom = (height - (row + 1) * height_in + bottom_in) / height
+        size = ((width - left_in - right_in) / WIDTH_IN, (height_in - bottom_in - TITLE_IN) / height)
+        axes.append(figure.add_axes((left, bottom, *size)))
+    return figure, axes
+
+
+def label_room(labels: Sequence[str]) -> float:
+    """Return the inches that the longest of some y tick labels takes."""
+    return 0.25 + 0.083 * max((len(label) for label in labels), default=0)
 
 
 def png(figure: Figure) -> bytes:
@@ -91,14 +123,22 @@ def metric_colour(name: str, names: Sequence[str]) -> str:
 
 def step_axis(axes: Axes, steps: Sequence[int], *, label: bool = True) -> None:
     """Give an axis whole steps, few ticks, and room at both ends."""
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=2))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=2, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     if steps:
         low, high = min(steps), max(steps)
         pad = max(0.5, 0.03 * (high - low))
         axes.set_xlim(low - pad, high + pad)
     if label:
         axes.set_xlabel("training step")
+
+
+def least_span(axes: Axes, span: float) -> None:
+    """Widen the y axis to at least `span`, so that noise does not fill the panel."""
+    low, high = axes.get_ylim()
+    if high - low < span:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - span / 2, middle + span / 2)
 
 
 def plot_text(text: str, limit: int = 40) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from reports_synthetic import ENV, Bench, make_program, make_run
 
 from harness.envs.registry import ENVIRONMENTS, EnvSpec
 from harness.program import Program
+from harness.reports import write
+from harness.reports.model import ReportData
+from harness.reports.plots import Plot, render_plots
 
 
 @pytest.fixture
@@ -25,8 +29,39 @@ def program(tmp_path: Path, bench: None) -> Program:
     return make_program(tmp_path)
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the trained program once."""
+    root = tmp_path_factory.mktemp("template")
+    make_run(make_program(root))
+    return root
+
+
 @pytest.fixture
-def trained(program: Program) -> Program:
+def trained(template: Path, tmp_path: Path, bench: None) -> Program:
     """Return a program with one trained, gated and decided run."""
-    make_run(program)
-    return program
+    shutil.copytree(template, tmp_path / "program")
+    return Program.find(tmp_path / "program", environ={})
+
+
+@pytest.fixture
+def real_plots() -> None:
+    """Ask for plots that are drawn anew each time."""
+
+
+_drawn: dict[str, dict[str, Plot]] = {}
+
+
+@pytest.fixture(autouse=True)
+def plots_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw equal plots once in all tests that are not about drawing."""
+    if "real_plots" in request.fixturenames:
+        return
+
+    def remembered(data: ReportData) -> dict[str, Plot]:
+        key = repr((data.evals, data.labels, data.metrics, data.confidence))
+        if key not in _drawn:
+            _drawn[key] = render_plots(data)
+        return _drawn[key]
+
+    monkeypatch.setattr(write, "render_plots", remembered)

@@ -273,7 +273,7 @@ def rollout(step: int, index: int, completion: str, reward: float, **more: Any) 
         "task": f"train-{index // 4:03d}",
         "group": f"{step}-{index // 4}",
         "index": index,
-        "prompt": "Which relation holds?\nA. INDIRECT-DOWNREGULATOR … E. INHIBITOR\n\nAspirin blocks COX-1 in platelets.",
+        "prompt": "Which relation holds?\nA. AGONIST … E. INHIBITOR\n\nAspirin blocks COX-1 in platelets.",
         "completion": completion,
         "finish": "stop",
         "reward": reward,
