@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.cli.doctor_checks import Finding, run_checks
 from harness.cli.output import Line, Result, Styled, table
-from harness.cli.shared import command, new_app, program, read_state
+from harness.cli.shared import command, new_app
+from harness.cli.state import program, read_state
 from harness.core.errors import ExitCode, HarnessError
 
 app = new_app()

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from harness.core.types import Message, Score, Task
     from harness.envs.base import Environment, Session
 
-app = new_app(no_args_is_help=True, help="List environments, show a task as the model sees it, score an answer.")
+app = new_app(
+    "harness env list",
+    "harness env show drugprot",
+    no_args_is_help=True,
+    help="List environments, show a task as the model sees it, score an answer.",
+)
 APPS = {"env": app}
 
 NameArg = Annotated[str, typer.Argument(metavar="ENV", help="An environment id; `harness env list` shows them.")]

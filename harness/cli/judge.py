@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.look import interval, number, styled
 from harness.cli.output import Line, Result, Styled, mutation_document, rows_document, table
 from harness.cli.progress import progress
-from harness.cli.shared import All, DryRun, RunArg, command, find_run, new_app, program, read_state, refresh_thread
+from harness.cli.shared import All, DryRun, RunArg, command, new_app
+from harness.cli.state import find_run, program, read_state, refresh_thread
+from harness.cli.views import interval, number, styled
 from harness.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:

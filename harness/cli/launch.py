@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.look import change_lines, section, styled
 from harness.cli.output import Line, Result, Styled, fields, mutation_document, narrate, settings
 from harness.cli.processes import DETACHED, live_process, read_detached
 from harness.cli.progress import progress
-from harness.cli.shared import DryRun, RunArg, command, find_run, new_app, program, read_state, refresh_thread
+from harness.cli.shared import DryRun, RunArg, command, new_app
+from harness.cli.state import find_run, program, read_state, refresh_thread
+from harness.cli.views import change_lines, section, styled
 from harness.core.errors import BusyError, ExitCode, UsageError
 
 if TYPE_CHECKING:

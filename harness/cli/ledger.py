@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from harness.cli.output import Line, Result, Styled, rows_document
-from harness.cli.shared import command, new_app, program
+from harness.cli.shared import command, new_app
+from harness.cli.state import program
 from harness.core.errors import ExitCode, NotFoundError
 
-app = new_app(no_args_is_help=True, help="Verify the ledger, or render it for `git diff`.")
+app = new_app("harness ledger verify", no_args_is_help=True, help="Verify the ledger, or render it for `git diff`.")
 APPS = {"ledger": app}
 
 

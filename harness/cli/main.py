@@ -104,6 +104,10 @@ def _dispatch(args: list[str]) -> int:
         return output.write_result(output.Result({"version": __version__}, [f"harness {__version__}"]))
     if first not in COMMANDS and not completing:
         raise _no_command(first)
+    if not completing and COMMANDS[first].plain and all(arg == "--json" for arg in args[1:]):
+        from harness.cli import views
+
+        return output.write_result(getattr(views, COMMANDS[first].plain)())
     from typer.exceptions import TyperException
 
     from harness.cli.root import completion_group, load_command
@@ -138,17 +142,16 @@ def _usage(error: Any) -> int:
     path = context.command_path if context is not None else "harness"
     hint = f"`{path} --help` shows the arguments"
     if type(error).__name__ == "NoArgsIsHelpError":
-        hint = f"`{path} --help` lists its commands"
-        return output.write_error(UsageError(f"`{path}` needs a command", hint))
+        known = ", ".join(context.command.commands) if context is not None else ""
+        return output.write_error(UsageError(f"`{path}` needs a command", f"one of {known}; {hint}"))
     message = error.message if getattr(error, "possibilities", None) is not None else error.format_message()
+    message, _, near = message.partition(" Did you mean ")
     wrong = getattr(error, "option_name", "")
     if wrong and context is not None:
         options = [name for param in context.command.get_params(context) for name in param.opts]
         hint = suggest(wrong, options, hint)
-    elif context is not None and getattr(context.command, "commands", None) and context.command.name in COMMANDS:
-        names = list(context.command.commands)
-        typed = next((arg for arg in sys.argv[2:] if not arg.startswith("-")), "")
-        hint = suggest(typed, names, hint)
+    elif near:
+        hint = f"did you mean {near} {hint}"
     return output.write_error(UsageError(_lower_first(message.rstrip(".")), hint))
 
 

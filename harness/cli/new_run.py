@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.look import change_lines, section
 from harness.cli.output import Line, Result, Styled, fields, mutation_document, narrate
-from harness.cli.shared import DryRun, command, complete_runs, find_run, new_app, program, read_state, refresh_thread
+from harness.cli.shared import DryRun, command, complete_runs, new_app
+from harness.cli.state import find_run, program, read_state, refresh_thread
+from harness.cli.views import change_lines, section
 
 if TYPE_CHECKING:
     from harness.backends.planning import RunPlan

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.look import styled
 from harness.cli.output import Result, mutation_document, settings
-from harness.cli.shared import RunArg, command, find_run, new_app, program, read_state
+from harness.cli.shared import RunArg, command, new_app
+from harness.cli.state import find_run, program, read_state
+from harness.cli.views import styled
 from harness.core.errors import BusyError, CannotTellError, ExitCode, RefusedError
 from harness.ledger.process import is_alive
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from harness.cli.output import Line, Result, Styled, mutation_document
-from harness.cli.shared import DryRun, command, find_run, new_app, program, read_state, refresh_thread
+from harness.cli.shared import DryRun, command, new_app
+from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.core.errors import ExitCode, UsageError
 
 APPS = {name: new_app() for name in ("init", "amend", "thread", "note")}

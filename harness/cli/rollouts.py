@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.look import number
 from harness.cli.names import suggest
 from harness.cli.output import Line, Result, Styled, page, rows_document
-from harness.cli.shared import All, RunArg, command, find_run, new_app, program, read_state
+from harness.cli.shared import All, RunArg, command, new_app
+from harness.cli.state import find_run, program, read_state
+from harness.cli.views import number
 from harness.core.errors import NotFoundError, UsageError
 
 app = new_app()

@@ -6,10 +6,18 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """One line of `harness --help`: where the command lives and what it does."""
+    """One line of `harness --help`: where the command lives and what it does.
+
+    Args:
+        module: of `harness.cli`, with the command in its `APPS`.
+        summary: first line of the command's help.
+        plain: a function of `harness.cli.views` that answers the command when it has no options but
+            `--json`; it spares the import of typer.
+    """
 
     module: str
     summary: str
+    plain: str = ""
 
 
 SECTIONS: dict[str, dict[str, Entry]] = {
@@ -23,8 +31,8 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "promote": Entry("judge", "Apply the gates of GOAL.md and promote the run if they pass."),
     },
     "Look": {
-        "status": Entry("look", "Show where the program stands and what is running."),
-        "list": Entry("look", "List the runs of the program."),
+        "status": Entry("look", "Show where the program stands and what is running.", "status"),
+        "list": Entry("look", "List the runs of the program, newest first.", "list_runs"),
         "show": Entry("look", "Show everything the ledger knows about a run."),
         "diff": Entry("look", "Show the change set between two runs."),
         "rollouts": Entry("rollouts", "Page through the stored rollouts of a run."),

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
-from harness.cli.names import suggest
-from harness.cli.output import Result, Styled, narrate, settings, write_result
-from harness.core.errors import NotFoundError
-from harness.core.ids import run_number
-
-if TYPE_CHECKING:
-    from harness.ledger import RunState, State
-    from harness.program.model import Program
+from harness.cli.output import Result, settings, write_result
+from harness.cli.state import program, read_state
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and touch nothing.")]
@@ -38,9 +32,20 @@ def complete_runs(incomplete: str) -> list[str]:
 RunArg = Annotated[str, typer.Argument(metavar="RUN", help="A run id such as run-002.", autocompletion=complete_runs)]
 
 
-def new_app(**kwargs: Any) -> typer.Typer:
-    """Return a typer application in the house settings: plain text, no pretty tracebacks."""
+def _examples(lines: Iterable[str]) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def new_app(*examples: str, **kwargs: Any) -> typer.Typer:
+    """Return a typer application in the house settings: plain text, no pretty tracebacks.
+
+    Args:
+        examples: command lines for the end of a group's help.
+        kwargs: passed to `typer.Typer`.
+    """
     kwargs.setdefault("add_completion", False)
+    if examples:
+        kwargs["epilog"] = _examples(examples)
     return typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -117,52 +122,7 @@ def command(app: typer.Typer, name: str, *examples: str) -> Callable[[Callable[.
         run.__signature__ = own.replace(parameters=[*parameters, flag])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in [*parameters, flag]}
         del run.__wrapped__  # typer must read the signature above, not the function's own
-        epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
-        app.command(name, cls=LeanCommand, epilog=epilog)(run)
+        app.command(name, cls=LeanCommand, epilog=_examples(examples))(run)
         return function
 
     return register
-
-
-def program() -> Program:
-    """Return the program around the current folder, or the one HARNESS_PROGRAM names."""
-    from harness.program.model import Program
-
-    return Program.find()
-
-
-def read_state(here: Program) -> State:
-    """Return the state of a program's ledger; warnings about a torn tail go to standard error."""
-    from harness.ledger import Ledger
-
-    ledger = Ledger(here.ledger)
-    state = ledger.state()
-    for warning in ledger.warnings:
-        narrate((Styled("warning:", "warn"), " ", warning))
-    return state
-
-
-def refresh_thread(here: Program) -> None:
-    """Rewrite the generated block of THREAD.md; what was recorded stands even when that fails."""
-    from harness.core.errors import HarnessError
-    from harness.program.thread import render_thread
-
-    try:
-        render_thread(here, read_state(here))
-    except HarnessError as error:
-        narrate((Styled("warning:", "warn"), f" THREAD.md was not refreshed: {error.message}"))
-
-
-def find_run(state: State, run: str) -> RunState:
-    """Return the state of a run.
-
-    Raises:
-        UsageError: when `run` is not spelt as a run id.
-        NotFoundError: when the ledger has no such run, with the nearest one.
-    """
-    if run in state.runs:
-        return state.runs[run]
-    run_number(run)
-    if not state.runs:
-        raise NotFoundError(f"{run} does not exist; the ledger has no runs", "`harness new-run` plans the first one")
-    raise NotFoundError(f"{run} does not exist", suggest(run, state.runs, "`harness list` shows the runs"))
