@@ -35,7 +35,7 @@ class Evidence(NamedTuple):
         base: metric -> interval of the base model under the run's prompt.
         policy: metric -> interval of the trained model under the same prompt.
         gain: metric -> paired difference policy - base on the same items.
-        letters: letter -> number (or share) of the sampled held-out answers with that letter.
+        letters: letter -> number of the sampled held-out answers with that letter.
         zero_spread: mean share of groups without spread in the last 5 steps, in [0, 1].
     """
 
@@ -109,12 +109,9 @@ def gather(shown: Mapping[str, Any], env: str = "drugprot") -> Evidence:
 
 
 def letter_counts(extra: Any) -> dict[str, float]:
-    """Return letter -> count from an eval's `extra`: a `letters` table, or keys such as `letter/A`."""
-    table = extra if isinstance(extra, Mapping) else {}
-    nested = table.get("letters")
-    if isinstance(nested, Mapping):
-        return {str(letter): number(count) for letter, count in nested.items()}
-    return {key.split("/", 1)[1]: number(count) for key, count in table.items() if key.startswith("letter/")}
+    """Return letter -> number of counted held-out items that answered it, from an eval's `extra.answers`."""
+    answers = extra.get("answers") if isinstance(extra, Mapping) else None
+    return {str(letter): number(count) for letter, count in answers.items()} if isinstance(answers, Mapping) else {}
 
 
 def top_letter(letters: Mapping[str, float]) -> tuple[str, float]:

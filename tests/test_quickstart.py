@@ -26,7 +26,7 @@ def shown(**changes):
         "n": 130,
         "means": {"reward": mean(0.5), "accuracy": mean(0.4), "format": mean(0.9), "reasoning": mean(0.2)},
         "gain": {"reward": mean(0.1), "accuracy": mean(0.0), "format": mean(0.4), "reasoning": mean(0.0)},
-        "extra": {"letters": {"A": 50, "E": 60, "I": 20}},
+        "extra": {"answers": {"A": 50, "E": 60, "I": 20}},
     }
     policy |= {key: value for key, value in changes.items() if key in policy}
     base = policy | {"subject": "base", "step": 0, "means": {"reward": mean(0.4), "accuracy": mean(0.4)}, "gain": {}}
@@ -63,8 +63,8 @@ def test_a_good_run_passes_and_is_read_from_the_last_eval_under_its_own_prompt()
         ({"n": 99}, ["items"]),
         ({"steps": 24, "step": 24}, ["steps"]),
         ({"steps": 40}, ["evaluated"]),
-        ({"extra": {"letters": {"A": 61, "E": 39}}}, ["letters"]),
-        ({"extra": {"letters": {"A": 60, "E": 40}}}, []),
+        ({"extra": {"answers": {"A": 61, "E": 39}}}, ["letters"]),
+        ({"extra": {"answers": {"A": 60, "E": 40}}}, []),
         ({"extra": {}}, ["letters"]),
         ({"zero_spread": 0.8}, ["spread"]),
         ({"zero_spread": None}, ["spread"]),
@@ -83,7 +83,7 @@ def test_a_run_without_an_eval_or_a_completed_attempt_is_no_evidence():
 def test_letters_are_counted_among_answers_only():
     assert checks.top_letter({"A": 3, "B": 1}) == ("A", 0.75)
     assert math.isnan(checks.top_letter({})[1])
-    assert checks.letter_counts({"letter/A": 2, "other": 1}) == {"A": 2.0}
+    assert checks.letter_counts({"answers": {"A": 2}, "top_answer_share": 1.0}) == {"A": 2.0}
 
 
 def test_the_table_shows_form_and_knowledge_apart():
