@@ -182,11 +182,18 @@ def _files(run: RunState, root: Path) -> Iterator[Finding]:
     for name, (what, sha) in named.items():
         path, findings = _locate(run.run, name, what, root)
         yield from findings
-        if path is not None and sha256_file(path) != sha:
+        if path is not None and _sha(path) != sha:
             text = f"{name} ({what} of {run.run}) was changed after the ledger recorded it"
             yield Finding("changed_file", "error", text, run=run.run)
     if run.created.get("config"):
         yield from _config(run, str(run.created["config"]), root)
+
+
+def _sha(path: Path) -> str:
+    try:
+        return sha256_file(path)
+    except OSError as error:
+        raise InfraError(f"cannot read {path}: {error.strerror}", disk_hint(error)) from error
 
 
 def _locate(run: str, name: str, what: str, root: Path) -> tuple[Path | None, list[Finding]]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
+
 from harness.config.load import config_sha, load_config, resolved
 from harness.core.canonical import sha256_file
 from harness.ledger import Ledger
-from harness.ledger.verify import verify
+from harness.ledger.verify import Finding, verify
 
+DOCS = Path(__file__).parents[2] / "docs" / "ledger.md"
 CONFIG = 'hypothesis = "h"\n\n[[env]]\nid = "drugprot"\n\n[lora]\nalpha = 32.0\n'
 
 
@@ -151,3 +157,24 @@ def test_paths_do_not_leave_the_program(ledger, path, tmp_path) -> None:
     for name in ("../secret", "/etc/passwd", "link/passwd"):
         ledger.append("run-001", "evaluated", {"attempt": 1, "file": name, "file_sha": "0" * 64})
     assert kinds(path) == ["bad_path"] * 3
+
+
+def test_the_documented_check_needs_nothing_but_the_format(ledger, path, tmp_path, monkeypatch) -> None:
+    """The snippet in docs/ledger.md accepts a good ledger and notices a changed byte."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
+    ledger.append("run-001", "created", {"hypothesis": "größer"})
+    ledger.append("run-001", "noted", {"text": "n"})
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, {})  # noqa: S102 - the text of our own documentation
+    path.write_bytes(path.read_bytes().replace(b'"n"', b'"m"'))
+    with pytest.raises(AssertionError):
+        exec(snippet, {})  # noqa: S102
+
+
+def test_every_finding_kind_is_documented() -> None:
+    assert Finding.__doc__ is not None
+    kinds_in_code = set(re.findall(r"`([a-z_]+)`", Finding.__doc__.split("severity")[0]))
+    table = DOCS.read_text().split("## Verify")[1].split("## What")[0]
+    assert kinds_in_code - {"kind"} == set(
+        re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.M)))
+    )
