@@ -25,6 +25,15 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 """File systems on which O_APPEND or flock is not reliable between hosts."""
 
+_CPU_FLAGS = {
+    "avx2": "avx2",
+    "avx512f": "avx512",
+    "avx512_bf16": "bf16",
+    "amx_bf16": "amx",
+    "bf16": "bf16",
+    "asimd": "neon",
+}
+
 
 class Finding(NamedTuple):
     """One line of the doctor.
@@ -77,43 +86,35 @@ def _version(distribution: str) -> str:
 
 
 def check_device() -> Iterator[Finding]:
-    """Say what `device = "auto"` picks and what the processor computes natively."""
-    if util.find_spec("torch") is None:
-        yield Finding("device", "warn", "unknown without torch", "pip install 'post-training-harness[train]'")
+    """Say what `auto` picks as device and dtype, and what the processor computes natively."""
+    missing = [name for name in ("torch", "transformers", "safetensors") if util.find_spec(name) is None]
+    if missing:
+        advice = "pip install 'post-training-harness[train]'"
+        yield Finding("device", "warn", f"unknown without {', '.join(missing)}", advice)
     else:
-        yield _torch_device()
+        yield _picked_device()
     flags = cpu_flags()
-    if flags is None:
-        yield Finding("processor", "ok", f"{os.cpu_count()} cores, {platform.machine()}")
-        return
-    names = {
-        "avx2": "avx2",
-        "avx512f": "avx512",
-        "avx512_bf16": "bf16",
-        "amx_bf16": "amx",
-        "bf16": "bf16",
-        "asimd": "neon",
-    }
-    levels = sorted({label for flag, label in names.items() if flag in flags})
-    dtype = "bfloat16" if {"bf16", "amx"} & set(levels) else "float32"
-    found = f"{usable_cores()} of {os.cpu_count()} cores, {', '.join(levels) or 'no vector extensions'}"
-    yield Finding("processor", "ok", f"{found}; fast dtype: {dtype}")
-    if cap := os.environ.get("ATEN_CPU_CAPABILITY"):
-        yield Finding("processor", "warn", f"ATEN_CPU_CAPABILITY={cap}", "unset it to use all of the processor")
+    levels = sorted({label for flag, label in _CPU_FLAGS.items() if flag in (flags or ())})
+    known = f", {', '.join(levels) or 'no vector extensions'}" if flags is not None else f", {platform.machine()}"
+    yield Finding("processor", "ok", f"{usable_cores()} of {os.cpu_count()} cores{known}")
+    for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"):
+        if cap := os.environ.get(name):
+            yield Finding("processor", "warn", f"{name}={cap}", "unset it to use all of the processor")
 
 
-def _torch_device() -> Finding:
+def _picked_device() -> Finding:
     try:
         import torch
 
-        if torch.cuda.is_available():
+        from harness.inference.models import pick_device, pick_dtype
+
+        device = pick_device("auto")
+        dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
+        what = str(device)
+        if device.type == "cuda":
             names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-            return Finding(
-                "device", "ok", f"cuda ({torch.cuda.device_count()} x {', '.join(sorted(names))}); auto picks cuda"
-            )
-        if torch.backends.mps.is_available():
-            return Finding("device", "ok", "mps and cpu; auto picks mps")
-        return Finding("device", "ok", f"cpu (torch {torch.__version__}); auto picks cpu")
+            what = f"{torch.cuda.device_count()} x {', '.join(sorted(names))} (cuda)"
+        return Finding("device", "ok", f"auto picks {what}, {dtype}; torch {torch.__version__}")
     except (ImportError, OSError, RuntimeError) as error:
         return Finding("device", "fail", f"torch does not load: {error}", "install torch again for this machine")
 
