@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.backends.basis import basis_of, stored_basis
+from harness.backends.planning import first_changes
 from harness.backends.rules import (
     check_declared,
     check_frozen,
@@ -89,6 +90,8 @@ def prepare_launch(program: Program, run: str, *, state: State | None = None) ->
     changes = ChangeSet(()) if old is None else change_set(old, basis, plan.nuisance)
     if record.attempts:
         _check_same_attempt(record, basis, plan)
+    elif config.parent is None:
+        check_search_space(first_changes(config, context, plan), plan, record.created.get("outside_plan"))
     else:
         _check_first_attempt(known, record, config, basis, changes, plan)
     return Launch(run, config, changes, basis, protocol_hashes(program))
@@ -108,14 +111,13 @@ def _check_first_attempt(
     state: State, record: RunState, config: RunConfig, basis: Basis, changes: ChangeSet, plan: Plan
 ) -> None:
     """Apply the rules of `new-run` once more; the values of declared keys may have been edited by hand."""
-    if config.parent is None:
-        return
+    parent = str(config.parent)
     if config.replicate_of:
-        check_no_change(changes, config.parent)
+        check_no_change(changes, parent)
         return
     declared = {item["key"]: item for item in record.created.get("changes", ()) if item["counts"]}
     check_declared(changes, declared.keys(), record.run)
-    check_one_change(changes, config.parent, config.lever)
+    check_one_change(changes, parent, config.lever)
     edited = [change for change in changes.counting if declared[change.key]["new"] != change.new]
     check_search_space(edited, plan, None)
     if edited:

@@ -186,7 +186,7 @@ def _decide(program: Program, state: State, request: Request, reader: BasisReade
     old = None if parent is None else stored_basis(parent)
     changes = ChangeSet(()) if old is None else change_set(old, basis, plan.nuisance)
     if parent is None:
-        check_search_space(_first_changes(config, context, plan), plan, request.outside_plan)
+        check_search_space(first_changes(config, context, plan), plan, request.outside_plan)
     elif request.replicate:
         check_no_change(changes, parent.run)
     else:
@@ -264,11 +264,16 @@ def first_config(context: Context, hypothesis: str) -> RunConfig:
     for key, value in context.frozen.items():
         parts = key.split(".")
         if "*" not in key and value is not None and (parts[0] != "env" or parts[1] in trained):
-            config = set_key(config, f"{key}={json.dumps(value, ensure_ascii=False)}")
+            try:
+                config = set_key(config, f"{key}={json.dumps(value, ensure_ascii=False)}")
+            except ConfigError as error:
+                message = f"CONTEXT.md freezes {key} at a value it cannot have: {error.message}"
+                raise ConfigError(message, error.hint) from None
     return config
 
 
-def _first_changes(config: RunConfig, context: Context, plan: Plan) -> list[Change]:
+def first_changes(config: RunConfig, context: Context, plan: Plan) -> list[Change]:
+    """Return what a first run sets besides the defaults, which PLAN.md's search space bounds too."""
     differences = diff(first_config(context, config.hypothesis), config)
     return [Change(key, old, new, "config", not is_nuisance(key, plan.nuisance)) for key, old, new in differences]
 

@@ -110,20 +110,18 @@ def check_declared(changes: ChangeSet, declared: Collection[str], run: str) -> N
 
 def find_duplicate(basis: Basis, earlier: Iterable[tuple[str, Basis]], nuisance: Collection[str]) -> str | None:
     """Return the first earlier run that differs from this one in nuisance only; None when there is none."""
-    flat = _comparable(basis, nuisance)
+    plain = {
+        key: value
+        for key, value in flatten(basis.config).items()
+        if ".args." not in key and not is_nuisance(key, nuisance)
+    }
     for run, other in earlier:
-        stored = _comparable(other, nuisance)
         # Reading a stored config in full is slow, and most runs differ in a plain value anyway.
-        if any(key in flat and not same(value, flat[key]) for key, value in stored.items()):
+        if any(key in plain and not same(value, plain[key]) for key, value in flatten(other.config).items()):
             continue
         if not change_set(other, basis, tuple(nuisance)).counting:
             return run
     return None
-
-
-def _comparable(basis: Basis, nuisance: Collection[str]) -> dict[str, object]:
-    flat = flatten(basis.config)
-    return {key: value for key, value in flat.items() if ".args." not in key and not is_nuisance(key, nuisance)}
 
 
 def _show(value: object) -> str:

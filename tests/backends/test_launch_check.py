@@ -7,7 +7,7 @@ from harness.backends.launch import check_launch, prepare_launch
 from harness.backends.planning import create_run, plan_run
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
 from harness.ledger import Ledger
-from harness.program import amend
+from harness.program.amend import amend
 
 
 @pytest.fixture
@@ -72,6 +72,14 @@ def test_a_hand_edit_that_breaks_a_rule_is_refused(program, old, new, error, mes
     with pytest.raises(error) as caught:
         check_launch(program, "run-002")
     assert message in caught.value.message
+
+
+def test_a_first_run_may_be_edited_inside_the_plan(program):
+    edit(program, "run-001", "[[env]]", "[lora]\nrank = 32\n\n[[env]]")
+    assert check_launch(program, "run-001") == []
+    edit(program, "run-001", "rank = 32", "rank = 33")
+    with pytest.raises(RefusedError, match=r"lora\.rank = 33 is outside"):
+        check_launch(program, "run-001")
 
 
 def test_a_nuisance_edit_is_fine_before_the_first_attempt(program):

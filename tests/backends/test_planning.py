@@ -15,7 +15,8 @@ from harness.backends.planning import create_run, plan_run
 from harness.config.load import config_sha, load_config
 from harness.core.errors import ConfigError, InfraError, NotFoundError, RefusedError, UsageError
 from harness.ledger import Ledger
-from harness.program import Program, amend, protocol_hashes, read_context
+from harness.program import Program, protocol_hashes, read_context
+from harness.program.amend import amend
 
 
 @pytest.fixture
@@ -363,6 +364,25 @@ def test_parallel_replicates_get_distinct_seeds(program, first):
     assert sorted(config.train.seed for config in configs) == [0, 1, 2, 3, 4, 5]
 
 
+def _with_key(root, barrier, results):
+    program = Program(root)
+    plan = plan_run(program, hypothesis="once", sets=["lora.alpha=64"], key="job-1")
+    barrier.wait()
+    results.put(create_run(program, plan))
+
+
+def test_parallel_requests_with_one_key_make_one_run(program, first):
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(4), context.Queue()
+    workers = [context.Process(target=_with_key, args=(program.root, barrier, results)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    assert {results.get(timeout=60) for _ in workers} == {"run-002"}
+    for worker in workers:
+        worker.join()
+    assert list(runs(program)) == ["run-001", "run-002"]
+
+
 def _die_between_config_and_event(root):
     program = Program(root)
     original = planning.atomic_write
@@ -400,3 +420,10 @@ def test_code_facts_see_files_and_not_caches(tmp_path):
     assert code_facts(tmp_path) == one and one["commit"] is None
     (tmp_path / "a.py").write_text("x = 2\n")
     assert code_facts(tmp_path)["harness_sha"] != one["harness_sha"]
+
+
+def test_a_frozen_value_that_no_config_can_have(program):
+    text = program.context.read_text().replace("[frozen]\n", '[frozen]\n"lora.rank" = "big"\n')
+    program.context.write_text(text)
+    with pytest.raises(ConfigError, match=r"CONTEXT\.md freezes lora\.rank at a value it cannot have"):
+        make(program)

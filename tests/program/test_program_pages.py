@@ -1,5 +1,8 @@
 """Finding a program and reading its pages."""
 
+import subprocess
+import sys
+
 import pytest
 
 from harness.core.canonical import sha256_hex
@@ -189,3 +192,8 @@ def test_prompts(program):
         read_prompt(program, "drugprot", "p1")
     shipped = {"system": "A", "user": "B"}
     assert prompt_sha(shipped, {"system": "A"}) == prompt_sha(shipped) != prompt_sha(shipped, {"system": "C"})
+
+
+def test_the_paths_of_a_program_load_no_parser():
+    code = "import sys, harness.program.model; sys.exit(any(m in sys.modules for m in ('pydantic', 'tomlkit')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from harness.core.errors import ConfigError, NotFoundError, RefusedError, UsageError
 from harness.ledger import Ledger, fold
-from harness.program import Program, amend, init_program, protocol_hashes, render_thread, unamended
-from harness.program.amend import check_amended
+from harness.program import Program, init_program, protocol_hashes, render_thread, unamended
+from harness.program.amend import amend, check_amended
 from harness.program.thread import BEGIN, END, best_run, inline, replace_block, thread_block
 
 EVIL = (
