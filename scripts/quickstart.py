@@ -274,13 +274,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of tasks, sampling and adapters (default 0)")
     parser.add_argument("--preflight", action="store_true", help="only say what is needed, and check the disk")
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="where the environment is or will be")
-    parser.add_argument("--install-seconds", type=float, default=0.0, help="time the installation took, for the table")
+    parser.add_argument("--started", type=float, help="Unix time at which the installation began, for the table")
     options = parser.parse_args()
     try:
         if options.preflight:
             preflight(options.venv, HOME)
             return 0
-        return run(options.seed, options.install_seconds)
+        return run(options.seed, time.time() - options.started if options.started else 0.0)
     except Stop as stop:
         print(f"quickstart: {stop}", file=sys.stderr)
         return stop.code
