@@ -50,6 +50,11 @@ class Environment(Protocol):
         """Version of the scoring rules, the reward variant included."""
         ...
 
+    @property
+    def redistributable(self) -> bool:
+        """Whether prompts, which hold the source text, may stand in a committed report."""
+        ...
+
     def components(self) -> dict[str, str]:
         """Return the shipped texts that prompt search may replace, by name."""
         ...

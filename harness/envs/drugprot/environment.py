@@ -62,6 +62,7 @@ class DrugProt:
     def __init__(self, args: DrugProtArgs | None = None) -> None:
         self.args = args or DrugProtArgs()
         self.version = f"1/{self.args.source}"
+        self.redistributable = self.args.source == "embedded"  # the official abstracts may not be passed on
         self.verifier_version = verifier.verifier_version(self.args.variant)
         self.corpus: OfficialCorpus | None = None
         self._tasks = self._load()
