@@ -189,16 +189,21 @@ def initialise(progress: Progress) -> None:
 
 
 def launch(progress: Progress) -> None:
-    """Train and evaluate; a launch that was begun before is resumed."""
-    again = ("--resume",) if "launch" in progress.begun and "launch" not in progress.done else ()
+    """Train and evaluate; a launch that was begun before is resumed, unless the ledger knows its end."""
+    again: tuple[str, ...] = ()
+    if "launch" in progress.begun and "launch" not in progress.done:
+        known = show(progress)
+        if known.get("status") == "completed":
+            progress.done["launch"] = {"code": 0, "seconds": progress.spent.get("launch", 0.0)}
+            progress.save()
+        again = ("--resume",) if known.get("attempts") else ()
     do(progress, Phase("launch", ("launch", RUN, *again)))
 
 
 def show(progress: Progress) -> dict[str, Any]:
     """Return the document of `harness show run-001 --json`."""
     _, output = harness(progress, Phase("show", ("show", RUN, "--json")), capture=True)
-    document = json.loads(output)
-    return dict(document.get("run") if isinstance(document.get("run"), dict) else document)
+    return dict(json.loads(output))
 
 
 def verdict(progress: Progress) -> tuple[list[checks.Check], list[str]]:

@@ -163,20 +163,27 @@ def test_a_collapsed_run_is_rejected_not_promoted_and_exits_1(fake, tmp_path, mo
     assert "COLLAPSED: 95% groups without spread" in capfd.readouterr().out
 
 
-def test_a_killed_launch_is_resumed_and_earlier_phases_are_not_repeated(fake, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("ledger", "second"),
+    [
+        ({"status": "interrupted"}, [["launch", "run-001", "--resume"]]),
+        ({"status": "created", "attempts": []}, [["launch", "run-001"]]),
+        ({"status": "completed"}, []),
+    ],
+)
+def test_a_killed_launch_goes_on_and_earlier_phases_are_not_repeated(fake, tmp_path, monkeypatch, ledger, second):
     monkeypatch.setenv("FAKE_FAIL", "launch")
     monkeypatch.setenv("FAKE_CODE", "143")
     with pytest.raises(quickstart.Stop) as stop:
         quickstart.run(0, 0.0, tmp_path / "q")
     assert stop.value.code == 143
     monkeypatch.delenv("FAKE_FAIL")
-    assert quickstart.run(0, 0.0, tmp_path / "q") == 0
+    monkeypatch.setenv("FAKE_SHOW", json.dumps(shown() | ledger))
+    quickstart.run(0, 0.0, tmp_path / "q")
     names = [call[0] for call in fake()]
     assert names.count("init") == 1
-    assert [call for call in fake() if call[0] == "launch"] == [
-        ["launch", "run-001"],
-        ["launch", "run-001", "--resume"],
-    ]
+    assert names.count("doctor") == 1
+    assert [call for call in fake() if call[0] == "launch"] == [["launch", "run-001"], *second]
 
 
 def test_a_finished_program_is_kept_and_the_next_start_makes_another(fake, tmp_path):
