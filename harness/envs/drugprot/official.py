@@ -5,9 +5,9 @@ text) and `*relation*.tsv` (pmid, type, Arg1:id, Arg2:id); the release itself sp
 Offsets count code points over title + one character + abstract, end exclusive, and are all checked.
 A `.jsonl` or `.parquet` file holds rows {pmid, title, abstract, text, entities, relations}.
 
-A question names its chemical and its protein by their surface text, so what can be asked is the
-triple (document, chemical text, protein text). Where that has more than one relation the triple
-is dropped: scoring one arbitrary label of several would be noise. The count is in `OfficialStats`.
+A question names its chemical and its protein by their surface text, so mentions that differ only
+in place or case are one pair. Where such a pair has more than one relation in a document it is
+dropped there: scoring one arbitrary label of several would be noise. `OfficialStats` has the count.
 
 Splits are by document (SHA-256 of the PMID, a quarter held out): an abstract is in one split
 only. The same pair may be in abstracts of both; how many are is counted as well.
@@ -72,7 +72,7 @@ class OfficialStats:
     documents: int
     documents_without_relations: int
     relations: int
-    surface_triples: int
+    surface_pairs: int
     ambiguous_dropped: int
     embedded_dropped: int
     train: int
@@ -265,16 +265,24 @@ def read_documents(path: Path) -> list[Document]:
     return documents
 
 
-def surface_triples(document: Document) -> dict[tuple[str, str], set[str]]:
-    """Return the labels of each (chemical text, protein text) of a document."""
-    labels: dict[tuple[str, str], set[str]] = defaultdict(set)
+def pair_key(chemical: str, protein: str) -> str:
+    """Return a pair as one key, without case; spelt like `Fact.pair`, so the corpora can be compared."""
+    return f"{chemical} | {protein}".casefold()
+
+
+def surface_pairs(document: Document) -> list[tuple[str, str, frozenset[str]]]:
+    """Return the related (chemical text, protein text, labels) of a document, compared without case.
+
+    The spelling is that of the pair's first relation.
+    """
+    spelling: dict[str, tuple[str, str]] = {}
+    labels: dict[str, set[str]] = defaultdict(set)
     for label, chemical, protein in document.relations:
-        labels[document.entities[chemical].text, document.entities[protein].text].add(label)
-    return dict(labels)
-
-
-def _pair_key(chemical: str, protein: str) -> str:
-    return f"{chemical} | {protein}".casefold()  # spelt like Fact.pair, so the corpora can be compared
+        texts = document.entities[chemical].text, document.entities[protein].text
+        key = pair_key(*texts)
+        spelling.setdefault(key, texts)
+        labels[key].add(label)
+    return [(*texts, frozenset(labels[key])) for key, texts in spelling.items()]
 
 
 def split_of(pmid: str) -> str:
@@ -292,7 +300,7 @@ def _task(document: Document, chemical: str, protein: str, label: str) -> Task:
         answer=letter_of(label),
         label=label,
         cluster=document.pmid,
-        meta={"source": f"PMID:{document.pmid}", "pair": _pair_key(chemical, protein)},
+        meta={"source": f"PMID:{document.pmid}", "pair": pair_key(chemical, protein)},
     )
 
 
@@ -304,13 +312,13 @@ def build_corpus(documents: Sequence[Document], exclude: AbstractSet[str] = froz
         exclude: pairs ("chemical | protein", without case) to leave out of the held-out split.
     """
     tasks: dict[str, list[Task]] = {"train": [], "heldout": []}
-    triples = ambiguous = embedded = 0
+    pairs = ambiguous = embedded = 0
     for document in documents:
-        for (chemical, protein), labels in surface_triples(document).items():
-            triples += 1
+        for chemical, protein, labels in surface_pairs(document):
+            pairs += 1
             if len(labels) > 1:
                 ambiguous += 1
-            elif split_of(document.pmid) == "heldout" and _pair_key(chemical, protein) in exclude:
+            elif split_of(document.pmid) == "heldout" and pair_key(chemical, protein) in exclude:
                 embedded += 1
             else:
                 task = _task(document, chemical, protein, next(iter(labels)))
@@ -321,7 +329,7 @@ def build_corpus(documents: Sequence[Document], exclude: AbstractSet[str] = froz
         documents=len(documents),
         documents_without_relations=sum(not d.relations for d in documents),
         relations=sum(len(d.relations) for d in documents),
-        surface_triples=triples,
+        surface_pairs=pairs,
         ambiguous_dropped=ambiguous,
         embedded_dropped=embedded,
         train=len(tasks["train"]),
