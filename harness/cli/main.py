@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(args)
     except BrokenPipeError:
         code = BROKEN_PIPE
-    except OSError as error:  # the error message itself could not be written
+    except OSError as error:  # the answer, or the error message itself, could not be written
         code = _output_lost(error)
     return _finish(code)
 
@@ -80,7 +80,7 @@ def _run(args: list[str]) -> int:
         stopped = HarnessError("stopped by a signal" if _terminated else "interrupted", _resume_hint(args))
         stopped.code, stopped.exit_code = "interrupted", code
         return output.write_error(stopped)
-    except BrokenPipeError:
+    except (BrokenPipeError, output.OutputLostError):
         raise
     except Exception as error:
         return _unexpected(error)

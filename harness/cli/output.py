@@ -114,9 +114,25 @@ def echo(line: Line = "", *, err: bool = False, multiline: bool = False) -> None
     parts = (line,) if isinstance(line, str | Styled) else line
     text = "".join(_render(part, color, multiline) for part in parts)
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    text = text.encode(encoding, "backslashreplace").decode(encoding) + "\n"
     if err:
+        stream.write(text)
         stream.flush()
+    else:
+        _answer(text)
+
+
+class OutputLostError(OSError):
+    """Standard output cannot be written: a full disk behind a redirection, say."""
+
+
+def _answer(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLostError(error.errno, error.strerror) from error
 
 
 def narrate(line: Line) -> None:
@@ -131,7 +147,7 @@ def write_json(data: Mapping[str, Any]) -> None:
     from harness.core.canonical import encode_non_finite
 
     indent = 2 if sys.stdout.isatty() else None
-    sys.stdout.write(json.dumps(encode_non_finite(data), indent=indent, allow_nan=False) + "\n")
+    _answer(json.dumps(encode_non_finite(data), indent=indent, allow_nan=False) + "\n")
 
 
 def write_result(result: Result) -> int:
