@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -24,6 +25,7 @@ class Chip:
     tone: str
 
 
+@functools.cache
 def environment() -> jinja2.Environment:
     """Return the template environment: escaping everywhere, whatever the template is called."""
     templates = resources.files("harness.reports") / "templates"

@@ -15,7 +15,7 @@ from harness.evaluation.records import read_items
 from harness.reports.collect import flatten
 
 if TYPE_CHECKING:
-    from harness.envs.base import Environment
+    from harness.core.types import Task
     from harness.ledger import RunState
     from harness.program import Context
 
@@ -60,19 +60,17 @@ def redistributable(env: str, args: Mapping[str, Any]) -> bool:
 
     False also when the environment cannot be loaded: without the data nobody can tell.
     """
-    spec = ENVIRONMENTS.get(env)
-    if spec is None or getattr(spec, "redistributable", True) is False:
-        return False
     try:
         loaded = load_environment(env, dict(args))
     except (HarnessError, OSError):
         return False
-    return bool(getattr(loaded, "redistributable", True))
+    return bool(loaded.redistributable)
 
 
 def training_args(state: RunState) -> dict[str, dict[str, Any]]:
     """Return the arguments of the environments a run trained on, by id."""
-    config = (state.created.get("basis") or {}).get("config") or {}
+    started = [attempt["basis"] for attempt in state.attempts if attempt.get("basis")]
+    config = (started[-1] if started else state.created.get("basis") or {}).get("config") or {}
     entries = config.get("env") or ()
     return {str(entry["id"]): dict(entry.get("args") or {}) for entry in entries}
 
@@ -135,7 +133,7 @@ def baseline_rows(context: Context) -> list[dict[str, Any]]:
             continue
         try:
             env = load_environment(frozen.id, dict(frozen.args))
-            rows += _baselines(name, env, frozen.id, frozen.split)
+            rows += _baselines(name, frozen.id, env.tasks(frozen.split)[: frozen.items])
         except (HarnessError, OSError):
             continue
     return rows
@@ -146,13 +144,13 @@ def _exists(module: str) -> bool:
     return importlib.util.find_spec(package) is not None and importlib.util.find_spec(module) is not None
 
 
-def _baselines(module: str, env: Environment, name: str, split: str) -> list[dict[str, Any]]:
-    measured = importlib.import_module(module).heldout_baselines(env, split)
-    return [
-        {"env": name, "name": baseline, "metric": metric, "value": round(float(value), 6)}
-        for baseline, metrics in sorted(measured.items())
-        for metric, value in sorted(metrics.items())
-    ]
+def _baselines(module: str, env: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Return the best constant answer and the keyword rule; the constant is chosen on the items themselves."""
+    known = importlib.import_module(module)
+    constant = known.constant_baselines(tasks)
+    label = max(sorted(constant), key=lambda name: constant[name])
+    named = {f"always {label}": constant[label], "keyword rule": known.accuracy(tasks, known.keyword_baseline)}
+    return [{"env": env, "name": name, "metric": "accuracy", "value": round(named[name], 6)} for name in sorted(named)]
 
 
 def dump_summary(summary: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -15,14 +14,13 @@ import pytest
 from reports_synthetic import (
     ACTOR,
     ENV,
+    LABELS,
     RUN,
     Bench,
     Recorder,
     created,
     items,
-    make_program,
     make_run,
-    metric_rows,
     rollout,
     write_lines,
 )
@@ -95,14 +93,12 @@ def test_the_folder_stays_small(trained):
     assert (trained.analysis_dir(RUN) / "report.md").stat().st_size < 1_000_000
 
 
+@pytest.mark.slow  # a bar for an idle machine
 def test_one_report_takes_at_most_two_seconds(trained, real_plots):
     build_report(trained, RUN)  # imports and the font cache
-    spent = []
-    for _ in range(2):
-        start = time.process_time()
-        build_report(trained, RUN)
-        spent.append(time.process_time() - start)
-    assert min(spent) <= 2.0
+    start = time.process_time()
+    build_report(trained, RUN)
+    assert time.process_time() - start <= 2.0
 
 
 def test_the_first_screen_answers_what_why_and_whether(trained):
@@ -202,6 +198,11 @@ def test_captured_variables_are_not_copied(trained):
     files = build_report(trained, RUN)
     assert b"hf_canary" not in b"".join(files.values())
     assert b"2.13.0" in files["report.md"]
+
+
+@pytest.mark.parametrize(("source", "shared"), [({}, True), ({"source": "official", "path": "."}, False)])
+def test_the_official_drugprot_text_is_never_shared(source, shared):
+    assert summary_module.redistributable("drugprot", source) is shared
 
 
 def test_damaged_compact_data_are_an_error_and_not_a_report(trained):
@@ -369,10 +370,19 @@ def test_markdown_over_the_limit_drops_blocks_and_says_so():
 def test_baselines_of_an_environment_are_shown(trained, monkeypatch):
     class Module:
         @staticmethod
-        def heldout_baselines(env, split):
-            assert split == "heldout"
-            return {"constant INHIBITOR": {"accuracy": 0.21}}
+        def constant_baselines(tasks):
+            return {label: sum(t.label == label for t in tasks) / len(tasks) for label in LABELS}
+
+        @staticmethod
+        def keyword_baseline(task):
+            return "E" if int(task.id[-3:]) < 14 else "A"
+
+        @staticmethod
+        def accuracy(tasks, answer):
+            return sum(answer(task) == task.answer for task in tasks) / len(tasks)
 
     monkeypatch.setattr(summary_module, "_exists", lambda name: name == "harness.envs.bench.baselines")
     monkeypatch.setitem(sys.modules, "harness.envs.bench.baselines", Module)
-    assert "| constant INHIBITOR | accuracy | 0.210 |" in report(trained)
+    text = report(trained)
+    assert "| always ACTIVATOR | accuracy | 0.286 |" in text
+    assert "| keyword rule | accuracy | 0.100 |" in text
