@@ -209,9 +209,8 @@ def test_command_line_loads_nothing_heavy(arguments):
 
 
 def test_registry_and_command_names_are_unique():
-    from harness.envs.registry import ENVIRONMENTS
-
     from harness.cli.root import COMMANDS, SECTIONS
+    from harness.envs.registry import ENVIRONMENTS
 
     assert len(COMMANDS) == sum(len(section) for section in SECTIONS.values())
     assert [spec.id for spec in ENVIRONMENTS.values()] == list(ENVIRONMENTS)

@@ -1,4 +1,4 @@
-"""The step benchmark's arithmetic and its watch over the children; the halves train for minutes and are not run here."""
+"""The step benchmark's arithmetic and its watch over the children; the halves themselves train and are not run here."""
 
 import sys
 from pathlib import Path
