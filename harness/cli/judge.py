@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,7 +43,7 @@ def evaluate(
     return Result(data, lambda: eval_lines(rows))
 
 
-def eval_lines(rows: list[Mapping[str, Any]]) -> list[Line]:
+def eval_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     """Lay out held-out results: one line per environment and metric, the gain beside the mean."""
     cells = [
         (

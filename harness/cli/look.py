@@ -127,7 +127,11 @@ def _eval_lines(evals: list[dict[str, Any]]) -> list[Line]:
 
 @command(APPS["diff"], "diff", "harness diff run-001 run-002", "harness diff run-001 run-002 --json")
 def diff(old: RunArg, new: RunArg) -> Result:
-    """Show the change set between two runs: config, environments, prompts, verifiers and code."""
+    """Show the change set between two runs.
+
+    Compares what they stood on: config, environments, task sets, verifiers, prompts and code. Only what
+    counts could be a hypothesis; nuisance keys and code that changes no result are shown without counting.
+    """
     from harness.backends.basis import stored_basis
     from harness.config.changes import change_set
     from harness.program.documents import read_plan

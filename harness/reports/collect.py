@@ -229,7 +229,15 @@ def _gates(state: RunState, goal: Goal, evals: Sequence[Eval]) -> Gates:
         gate_rows += [_gate_row(str(gate["name"]), check) for check in checks]
     promoted = recorded[-1].kind == "promoted"
     verdict = str(data.get("verdict") or (Verdict.PASS if promoted else Verdict.CANNOT_TELL))
-    return Gates(verdict, tuple(gate_rows), recorded=True, promoted=promoted)
+    step = data.get("step")
+    return Gates(
+        verdict,
+        tuple(gate_rows),
+        recorded=True,
+        promoted=promoted,
+        step=None if step is None else int(step),
+        post_hoc=bool(data.get("post_hoc")),
+    )
 
 
 def _gate_row(gate: str, check: Mapping[str, Any]) -> GateRow:

@@ -83,6 +83,9 @@ class Gates:
     rows: tuple[GateRow, ...]
     recorded: bool
     promoted: bool = False
+    step: int | None = None
+    post_hoc: bool = False
+    """Whether the judged step was chosen after looking, instead of being the last one."""
 
 
 @dataclass(frozen=True, slots=True)

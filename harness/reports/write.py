@@ -11,7 +11,7 @@ from harness.core.files import atomic_write
 from harness.core.ids import run_number
 from harness.ledger import Ledger, RunState
 from harness.program import Context, Program, read_context, read_goal
-from harness.reports.blocks import Block
+from harness.reports.blocks import Block, Heading
 from harness.reports.collect import collect
 from harness.reports.compact import (
     choose_samples,
@@ -163,7 +163,7 @@ def render_report(data: ReportData) -> dict[str, bytes]:
     markdown: list[Block] = [*blocks, *rollout_link(data)]
     return {
         "report.md": render_markdown(markdown).encode(),
-        "rollouts.md": render_markdown(rollouts).encode(),
+        "rollouts.md": render_markdown([Heading(1, f"{data.run} rollouts"), *rollouts]).encode(),
         "report.html": render_html(title, [*blocks, *rollouts], images, chips).encode(),
         **images,
     }

@@ -89,7 +89,10 @@ def parse_phrasings(text: str) -> Phrasings:
     Raises:
         ConfigError: when a table is unknown, a list is missing, a template lacks a slot, or a text is in both splits.
     """
-    tables = tomllib.loads(text)
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"phrasings: {error}") from error
     unknown = set(tables) - set(LABELS) - {"background"}
     if unknown or "background" not in tables:
         raise ConfigError(f"phrasings: tables {sorted(unknown)} are unknown, or [background] is missing")
@@ -165,7 +168,7 @@ def _pair_tasks(fact: Fact, split: str, phrasings: Phrasings) -> list[Task]:
                 answer=letter_of(fact.relation),
                 label=fact.relation,
                 cluster=fact.pair,
-                meta={"source": fact.source, "phrasing": sha256_hex(template)[:6]},
+                meta={"source": fact.source, "phrasing": sha256_hex(template)[:6], "opening": sha256_hex(opening)[:6]},
             )
         )
     return tasks
@@ -213,7 +216,12 @@ def embedded_facts() -> tuple[Fact, ...]:
 
 
 @lru_cache(maxsize=1)
+def embedded_phrasings() -> Phrasings:
+    """Return the sentences of the embedded corpus."""
+    return parse_phrasings((_data() / "phrasings.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
 def embedded_tasks() -> dict[str, tuple[Task, ...]]:
     """Return the tasks of the embedded corpus by split."""
-    phrasings = parse_phrasings((_data() / "phrasings.toml").read_text(encoding="utf-8"))
-    return build_tasks(embedded_facts(), phrasings)
+    return build_tasks(embedded_facts(), embedded_phrasings())

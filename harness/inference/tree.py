@@ -1,0 +1,289 @@
+"""Attention over a tree of shared prefixes, for training and for generation.
+
+All prompts of a batch share a root (system text, demonstrations), the completions of a group share
+their task's suffix. Every shared token is computed once. Two layouts go through one attention
+function, registered with transformers, that reads its layout from the keyword `tree`:
+
+- `TreeBatch`: one flat sequence [root | suffix 1, completions 1… | suffix 2, completions 2… | …].
+  A token sees the root, its own task's suffix and its own completion, causally.
+- `DecodeState`: one new token per row; keys and values of root, suffix and row are kept apart, so
+  that the root is read once for all rows and nothing is copied when a token is added.
+
+Prefix sharing in attention: Juravsky et al. 2024 (Hydragen, arXiv 2402.05099); here the scores of
+the levels are concatenated before one softmax, which is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+ATTENTION = "harness_tree"
+
+
+@dataclass(slots=True)
+class Branch:
+    """One task in the flat layout: where it starts, how long its suffix and completions are."""
+
+    start: int
+    suffix: int
+    completions: tuple[int, ...]
+    mask: Tensor  # (length, length) bool: who sees whom inside the branch
+
+    @property
+    def stop(self) -> int:
+        """Index after the branch's last token."""
+        return self.start + self.suffix + sum(self.completions)
+
+
+@dataclass(slots=True)
+class TreeBatch:
+    """A batch in the flat layout.
+
+    Args:
+        input_ids: (1, N) token ids.
+        position_ids: (1, N) positions on the path from the root.
+        root: number of tokens shared by every branch.
+        branches: in layout order.
+        captured: per layer the (key, value) of all N tokens, filled when `capture` is set.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    root: int
+    branches: list[Branch]
+    capture: bool = False
+    captured: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens computed."""
+        return int(self.input_ids.shape[1])
+
+    def prediction_index(self) -> Tensor:
+        """Return the flat indices whose output predicts the completion tokens, in layout order.
+
+        The first token of each completion is predicted by the last token of its suffix.
+        """
+        index: list[int] = []
+        for branch in self.branches:
+            start = branch.start + branch.suffix
+            for length in branch.completions:
+                if length:
+                    index += [branch.start + branch.suffix - 1, *range(start, start + length - 1)]
+                start += length
+        return torch.tensor(index, dtype=torch.long, device=self.input_ids.device)
+
+    def target_ids(self) -> Tensor:
+        """Return the completion tokens in layout order, aligned with `prediction_index`."""
+        pieces = [self.input_ids[0, b.start + b.suffix : b.stop] for b in self.branches]
+        return torch.cat(pieces) if pieces else self.input_ids.new_zeros(0)
+
+
+def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
+    """Return how many leading tokens all sequences share, leaving each at least one of its own."""
+    limit = min(len(sequence) for sequence in sequences) - 1
+    first = sequences[0]
+    for index in range(limit):
+        if any(sequence[index] != first[index] for sequence in sequences):
+            return index
+    return max(limit, 0)
+
+
+def _branch_mask(suffix: int, completions: Sequence[int]) -> Tensor:
+    length = suffix + sum(completions)
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    mask[:, :suffix] = True
+    start = suffix
+    for count in completions:
+        mask[start : start + count, start : start + count] = True
+        start += count
+    return mask.tril_()
+
+
+def build_tree(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]], root: int, device: torch.device
+) -> TreeBatch:
+    """Lay out prompts and their completions as one flat tree.
+
+    Args:
+        prompts: one per branch; the first `root` ids of all must be equal.
+        completions: per prompt the token ids of each completion; may be empty.
+        root: shared tokens, smaller than every prompt.
+
+    Raises:
+        ValueError: when a prompt has no token beyond the root.
+    """
+    ids = list(prompts[0][:root])
+    positions = list(range(root))
+    branches = []
+    for prompt, rows in zip(prompts, completions, strict=True):
+        suffix = list(prompt[root:])
+        if not suffix:
+            raise ValueError("a prompt has no token beyond the shared root")
+        lengths = tuple(len(row) for row in rows)
+        branches.append(Branch(len(ids), len(suffix), lengths, _branch_mask(len(suffix), lengths).to(device)))
+        ids += suffix
+        positions += range(root, len(prompt))
+        for row in rows:
+            ids += row
+            positions += range(len(prompt), len(prompt) + len(row))
+    return TreeBatch(
+        torch.tensor([ids], dtype=torch.long, device=device),
+        torch.tensor([positions], dtype=torch.long, device=device),
+        root,
+        branches,
+    )
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """Keys and values of one layer during decoding; shapes with K key/value heads of size D."""
+
+    root_k: Tensor  # (K, P, D)
+    root_v: Tensor
+    task_k: Tensor  # (T, K, S, D), right-padded
+    task_v: Tensor
+    row_k: Tensor  # (B, K, M, D), filled up to `DecodeState.length`
+    row_v: Tensor
+
+
+@dataclass(slots=True)
+class DecodeState:
+    """One decoding step for B = T * G rows, task by task.
+
+    Args:
+        pad_bias: (T, 1, 1, S) zero where a suffix token is real, -inf where it is padding.
+        length: tokens of each row already stored in `row_k`.
+    """
+
+    layers: list[LayerCache]
+    pad_bias: Tensor
+    rows_per_task: int
+    length: int = 0
+
+    def keep_tasks(self, keep: Tensor) -> None:
+        """Drop the tasks (and their rows) that are not in the boolean vector `keep` (T,)."""
+        rows = keep.repeat_interleave(self.rows_per_task)
+        self.pad_bias = self.pad_bias[keep]
+        for layer in self.layers:
+            layer.task_k, layer.task_v = layer.task_k[keep], layer.task_v[keep]
+            layer.row_k, layer.row_v = layer.row_k[rows], layer.row_v[rows]
+
+
+def _expand_heads(tensor: Tensor, repeats: int) -> Tensor:
+    return tensor.repeat_interleave(repeats, dim=1) if repeats > 1 else tensor
+
+
+def _flat_attention(query: Tensor, key: Tensor, value: Tensor, tree: TreeBatch, scaling: float) -> Tensor:
+    """Attend in the flat layout; query (1, H, N, D), key and value (1, K, N, D) → (1, H, N, D)."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = _expand_heads(key, repeats), _expand_heads(value, repeats)
+    root = tree.root
+    root_k, root_v = key[:, :, :root], value[:, :, :root]
+    pieces = []
+    if root:
+        pieces.append(F.scaled_dot_product_attention(query[:, :, :root], root_k, root_v, is_causal=True, scale=scaling))
+    for branch in tree.branches:
+        own = slice(branch.start, branch.stop)
+        length = branch.stop - branch.start
+        mask = torch.cat([branch.mask.new_ones(length, root), branch.mask], dim=1) if root else branch.mask
+        pieces.append(
+            F.scaled_dot_product_attention(
+                query[:, :, own],
+                torch.cat([root_k, key[:, :, own]], dim=2),
+                torch.cat([root_v, value[:, :, own]], dim=2),
+                attn_mask=mask,
+                scale=scaling,
+            )
+        )
+    return torch.cat(pieces, dim=2)
+
+
+def _decode_attention(
+    query: Tensor, key: Tensor, value: Tensor, state: DecodeState, layer: int, scaling: float
+) -> Tensor:
+    """Attend one new token per row; query (B, H, 1, D), key and value (B, K, 1, D) → (B, H, 1, D)."""
+    cache, step = state.layers[layer], state.length
+    cache.row_k[:, :, step] = key[:, :, 0]
+    cache.row_v[:, :, step] = value[:, :, 0]
+    rows, heads, _, size = query.shape
+    kv_heads = key.shape[1]
+    repeats = heads // kv_heads
+    tasks = cache.task_k.shape[0]
+    group = rows // tasks
+    grouped = query.view(rows, kv_heads, repeats, size) * scaling
+    by_root = grouped.transpose(0, 1).reshape(kv_heads, rows * repeats, size)
+    by_task = (
+        grouped.view(tasks, group, kv_heads, repeats, size)
+        .transpose(1, 2)
+        .reshape(tasks, kv_heads, group * repeats, size)
+    )
+    row_k, row_v = cache.row_k[:, :, : step + 1], cache.row_v[:, :, : step + 1]
+
+    def from_root(tensor: Tensor) -> Tensor:
+        return tensor.view(kv_heads, rows, repeats, -1).transpose(0, 1)
+
+    def from_task(tensor: Tensor) -> Tensor:
+        return tensor.view(tasks, kv_heads, group, repeats, -1).transpose(1, 2).reshape(rows, kv_heads, repeats, -1)
+
+    scores = [
+        from_root(by_root @ cache.root_k.transpose(1, 2)),
+        from_task(by_task @ cache.task_k.transpose(2, 3) + state.pad_bias),
+        grouped @ row_k.transpose(2, 3),
+    ]
+    widths = [score.shape[-1] for score in scores]
+    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(query.dtype)
+    at_root, at_task, at_row = weights.split(widths, dim=-1)
+    result = from_root(at_root.transpose(0, 1).reshape(kv_heads, rows * repeats, -1) @ cache.root_v)
+    task_weights = at_task.reshape(tasks, group, kv_heads, repeats, -1).transpose(1, 2)
+    result = result + from_task(task_weights.reshape(tasks, kv_heads, group * repeats, -1) @ cache.task_v)
+    return (result + at_row @ row_v).reshape(rows, heads, 1, size)
+
+
+def tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    tree: TreeBatch | DecodeState | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention function in the transformers interface; returns (B, N, H, D) and no weights.
+
+    Without `tree` it is plain causal attention over unpadded sequences.
+
+    Raises:
+        ValueError: for a layer with a sliding window, which the layouts do not mask.
+    """
+    if getattr(module, "sliding_window", None):
+        raise ValueError("tree attention does not cover sliding-window layers")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if isinstance(tree, DecodeState):
+        output = _decode_attention(query, key, value, tree, module.layer_idx, scale)
+    elif isinstance(tree, TreeBatch):
+        if tree.capture:
+            tree.captured[module.layer_idx] = (key, value)
+        output = _flat_attention(query, key, value, tree, scale)
+    else:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = _expand_heads(key, repeats), _expand_heads(value, repeats)
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, scale=scale)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+AttentionInterface.register(ATTENTION, tree_attention)
+AttentionMaskInterface.register(ATTENTION, _no_mask)

@@ -1,0 +1,59 @@
+"""Stored rollouts: one JSON line each, in `outputs/<run>/rollouts/step_N/<env>.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.core.canonical import canonical_json, encode_non_finite, strict_loads
+from harness.core.errors import InfraError
+from harness.core.files import atomic_write
+from harness.core.types import Rollout
+
+
+def rollout_record(rollout: Rollout, advantage: float) -> dict[str, Any]:
+    """Return what is stored of a rollout: texts, score, advantage and length."""
+    score = rollout.score
+    return {
+        "task": rollout.task.id,
+        "group": rollout.group,
+        "index": rollout.index,
+        "prompt": "\n\n".join(f"[{m.role}]\n{m.content}" for m in rollout.episode.messages[:-1]),
+        "completion": rollout.episode.final,
+        "finish": str(rollout.completion.finish_reason),
+        "reward": score.reward,
+        "components": dict(score.components),
+        "metrics": dict(score.metrics),
+        "diagnostics": dict(score.diagnostics),
+        "failure": score.failure and str(score.failure),
+        "advantage": advantage,
+        "tokens": len(rollout.completion.token_ids),
+    }
+
+
+def write_rollouts(path: Path, rollouts: Sequence[Rollout], advantages: Sequence[float]) -> None:
+    """Write the rollouts of one step and environment, replacing what a superseded attempt left.
+
+    Raises:
+        InfraError: when the disk refuses.
+    """
+    records = [rollout_record(r, a) for r, a in zip(rollouts, advantages, strict=True)]
+    atomic_write(path, "".join(canonical_json(encode_non_finite(record), sort=False) + "\n" for record in records))
+
+
+def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield stored rollouts in file order.
+
+    Raises:
+        InfraError: naming file and line when one does not parse.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record: dict[str, Any] = strict_loads(line)
+            except ValueError as error:
+                raise InfraError(
+                    f"{path}:{number}: {error}", "train the step again with `harness launch --resume`"
+                ) from error
+            yield record

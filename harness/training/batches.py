@@ -1,0 +1,84 @@
+"""From scored groups to micro-batches of shared-prefix trees under a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.core.types import Rollout
+from harness.inference.tree import TreeBatch, build_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one task with their advantages; rows with advantage 0 carry no gradient."""
+
+    rollouts: tuple[Rollout, ...]
+    advantages: tuple[float, ...]
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The token ids all rollouts of the group share."""
+        return self.rollouts[0].prompt_ids
+
+    @property
+    def completion_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return sum(len(rollout.completion.token_ids) for rollout in self.rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward and backward pass.
+
+    Args:
+        tree: the flat layout.
+        advantages: (M,) advantage of every completion token, in layout order.
+        sampler_logprobs: (M,) log probabilities the engine reported.
+    """
+
+    tree: TreeBatch
+    advantages: Tensor
+    sampler_logprobs: Tensor
+
+
+def split_groups(groups: Sequence[Group], root: int, budget: int) -> list[list[Group]]:
+    """Split groups, in order, so that each part's tree stays within `budget` tokens if it can.
+
+    A single group over the budget stays whole: its rows share a prompt.
+    """
+    parts: list[list[Group]] = []
+    used = budget + 1
+    for group in groups:
+        size = len(group.prompt) - root + group.completion_tokens
+        if used + size > budget:
+            parts.append([])
+            used = root
+        parts[-1].append(group)
+        used += size
+    return parts
+
+
+def micro_batch(groups: Sequence[Group], root: int, device: torch.device, dtype: torch.dtype) -> MicroBatch:
+    """Lay out groups as one tree with their per-token advantages.
+
+    Args:
+        groups: their prompts share the first `root` token ids.
+        dtype: of advantages and log probabilities.
+    """
+    completions = [[r.completion.token_ids for r in group.rollouts] for group in groups]
+    tree = build_tree([group.prompt for group in groups], completions, root, device)
+    advantages: list[float] = []
+    logprobs: list[float] = []
+    for group in groups:
+        for rollout, advantage in zip(group.rollouts, group.advantages, strict=True):
+            advantages += [advantage] * len(rollout.completion.token_ids)
+            logprobs += rollout.completion.logprobs
+    return MicroBatch(
+        tree,
+        torch.tensor(advantages, dtype=dtype, device=device),
+        torch.tensor(logprobs, dtype=dtype, device=device),
+    )

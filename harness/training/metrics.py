@@ -1,0 +1,73 @@
+"""`metrics.jsonl`: rows of numbers by step, appended as they come, merged by readers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.core.canonical import canonical_json, encode_non_finite
+from harness.core.errors import InfraError
+from harness.core.files import disk_hint
+from harness.core.types import FailureClass, FinishReason, Rollout
+from harness.training.advantages import SPREAD_FLOOR, spread
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Append one row; a torn last line (the machine died while writing) is closed off first.
+
+    Raises:
+        InfraError: when the disk refuses.
+    """
+    data = (canonical_json(encode_non_finite(row), sort=False) + "\n").encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data
+            written = os.write(descriptor, data)
+            if written != len(data):
+                os.ftruncate(descriptor, size)
+                raise OSError(28, "No space left on device")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise InfraError(f"cannot append to {path}: {error.strerror}", disk_hint(error)) from error
+
+
+def rollout_metrics(by_env: Mapping[str, Sequence[Sequence[Rollout]]]) -> dict[str, float]:
+    """Return what a step's groups say: rewards, components, spread, lengths, failures.
+
+    Args:
+        by_env: environment id → its groups of rollouts.
+    """
+    metrics: dict[str, float] = {}
+    groups = [group for env_groups in by_env.values() for group in env_groups]
+    for env, env_groups in by_env.items():
+        scores = [r.score for group in env_groups for r in group if r.score.counts]
+        if not scores:
+            continue
+        rewards = [score.reward for score in scores]
+        metrics[f"train/{env}/reward/mean"] = sum(rewards) / len(rewards)
+        metrics[f"train/{env}/reward/std"] = spread(rewards)
+        for name in sorted({key for score in scores for key in score.components}):
+            values = [score.components.get(name, 0.0) for score in scores]
+            metrics[f"train/{env}/component/{name}"] = sum(values) / len(values)
+    spreads = [spread([r.score.reward if r.score.counts else None for r in group]) for group in groups]
+    metrics["train/group_spread"] = sum(spreads) / len(spreads)
+    metrics["train/zero_spread_share"] = sum(s < SPREAD_FLOOR for s in spreads) / len(spreads)
+    rollouts = [rollout for group in groups for rollout in group]
+    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    metrics["train/tokens/mean"] = sum(lengths) / len(lengths)
+    metrics["train/tokens/min"] = float(min(lengths))
+    metrics["train/tokens/max"] = float(max(lengths))
+    cut = sum(rollout.completion.finish_reason is FinishReason.LENGTH for rollout in rollouts)
+    metrics["train/truncated_share"] = cut / len(rollouts)
+    for failure in FailureClass:
+        count = sum(rollout.score.failure is failure for rollout in rollouts)
+        if count:
+            metrics[f"train/failures/{failure}"] = float(count)
+    return metrics
