@@ -69,9 +69,7 @@ def main() -> None:
         generate.append(time.perf_counter() - start)
         pairs = zip(batch, sampled, strict=True)
         groups = [grouped(loaded, prompt, rows, work, f"p{step}-{i}") for i, (prompt, rows) in enumerate(pairs)]
-        model.train()
         stats = update_policy(engine.causal_lm, parameters, optimizer, groups, section, TEMPERATURE, MAX_GRAD_NORM)
-        model.eval()
         steps.append(time.perf_counter() - start)
     finish(
         work,
