@@ -103,6 +103,12 @@ def empty_program(tmp_path, monkeypatch):
     return Program(tmp_path / "empty")
 
 
-def tree(root):
-    """Every path below root with its bytes: what a dry run must leave as it is."""
-    return {path.relative_to(root): path.read_bytes() if path.is_file() else None for path in sorted(root.rglob("*"))}
+@pytest.fixture
+def tree():
+    """Return a function to every path below a folder with its bytes: what a dry run must leave as it is."""
+
+    def look(root):
+        paths = sorted(root.rglob("*"))
+        return {path.relative_to(root): path.read_bytes() if path.is_file() else None for path in paths}
+
+    return look

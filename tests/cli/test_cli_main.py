@@ -13,6 +13,7 @@ import pytest
 from harness.cli import main as entry
 from harness.cli.help import EXIT_CODES
 from harness.core.errors import BusyError, CannotTellError, ExitCode, InfraError, LedgerCorruptError, VerdictError
+from harness.ledger.process import this_process
 
 
 def harness(*argv, **kwargs):
@@ -202,11 +203,7 @@ def test_streams_of_an_ascii_locale_and_a_closed_stdin(program):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_have_codes_of_their_own(program, number, code):
-    detached = {"host": __import__("platform").node(), "pid": os.getpid()}
-    from harness.ledger.process import process_start
-
-    run_dir = program.run_dir("run-001")
-    (run_dir / "detached.json").write_text(json.dumps(detached | {"pid_start": process_start(os.getpid())}))
+    (program.run_dir("run-001") / "detached.json").write_text(json.dumps(this_process()))
     child = subprocess.Popen(
         [sys.executable, "-m", "harness", "wait", "run-001", "--json"], stdout=subprocess.PIPE, text=True
     )
