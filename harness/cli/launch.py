@@ -133,6 +133,8 @@ def _train(here: Program, run: str, resume: bool, wait: bool, detail: dict[str, 
     try:
         with progress(run) as report:
             outcome = str(execute(here, run, resume=resume, wait=wait, on_progress=report))
+    except BusyError as error:
+        raise BusyError(error.message, f"`harness launch {run} --wait` waits for the device") from error
     finally:
         refresh_thread(here)
     attempt = find_run(read_state(here), run).attempts[-1]

@@ -37,7 +37,7 @@ def progress(title: str) -> Iterator[Report]:
 
 def describe(update: Mapping[str, Any]) -> str:
     """Return one line for an update: phase, step, and the numbers worth seeing."""
-    parts = [str(update.get("phase", ""))]
+    parts = [str(update[key]) for key in ("phase", "env") if update.get(key)]
     if update.get("step") is not None:
         parts.append(f"{update['step']}/{update['steps']}" if update.get("steps") else str(update["step"]))
     parts += [f"{key} {update[key]:.4g}" for key in _SHOWN if isinstance(update.get(key), int | float)]
@@ -93,14 +93,14 @@ def _bar(title: str) -> Iterator[Report]:
         tasks: dict[str, Any] = {}
 
         def report(update: dict[str, Any]) -> None:
+            if not update.get("steps"):
+                shown.console.print(Text(clean(describe(update))))
+                return
             phase = clean(" ".join(str(update[key]) for key in ("phase", "env") if update.get(key)) or title)
-            total = update.get("steps")
             if phase not in tasks:
-                tasks[phase] = shown.add_task(phase, total=total, numbers="")
+                tasks[phase] = shown.add_task(phase, total=update["steps"], numbers="")
             numbers = describe({key: value for key, value in update.items() if key in _SHOWN})
-            shown.update(tasks[phase], completed=update.get("step") or 0, total=total, numbers=numbers)
-            if update.get("message"):
-                shown.console.print(Text(clean(str(update["message"]))))
+            shown.update(tasks[phase], completed=update.get("step") or 0, total=update["steps"], numbers=numbers)
 
         yield report
 

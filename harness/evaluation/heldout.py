@@ -20,7 +20,8 @@ from harness.evaluation.summary import summarise
 from harness.inference.engine import TransformersEngine
 from harness.inference.models import LoadedModel, load_model
 from harness.ledger import Ledger
-from harness.program import Context, Program, check_amended, read_context
+from harness.program import Context, Program, read_context
+from harness.program.amend import check_amended
 from harness.program.documents import ContextEnv
 from harness.program.prompts import prompt_sha, read_prompt
 from harness.rollouts.collect import Engine, Sampling, Timing, collect

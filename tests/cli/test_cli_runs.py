@@ -418,7 +418,7 @@ def test_plain_progress_shows_each_phase_and_the_last_step(capsys):
 
 
 def test_describe_leaves_out_what_is_no_number():
-    assert describe({"phase": "eval", "env": "x", "reward": None, "loss": 0.25}) == "eval  loss 0.25"
+    assert describe({"phase": "eval", "env": "x", "reward": None, "loss": 0.25}) == "eval  x  loss 0.25"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.25, "1.2 s"), (42, "42 s"), (600, "10.0 min"), (7200, "2.0 h")])
