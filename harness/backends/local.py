@@ -296,7 +296,7 @@ def _training_env(section: Any, config: RunConfig, prompts: Mapping[str, dict[st
         raise ConfigError(f"environment {section.id} has no training tasks with these arguments", "check [[env]] args")
     sampling = Sampling(
         section.sampling.max_tokens or config.sampling.max_tokens,
-        config.sampling.temperature,
+        section.sampling.temperature or config.sampling.temperature,
         config.sampling.context,
     )
     stream = TaskStream(tasks, config.train.balance_labels, config.train.seed)

@@ -14,10 +14,11 @@ from harness.inference.tree import TreeBatch, build_tree
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one task with their advantages; rows with advantage 0 carry no gradient."""
+    """The rollouts of one task, their advantages, and the temperature they were sampled at."""
 
     rollouts: tuple[Rollout, ...]
     advantages: tuple[float, ...]
+    temperature: float = 1.0
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -38,11 +39,13 @@ class MicroBatch:
         tree: the flat layout.
         advantages: (M,) advantage of every completion token, in layout order.
         sampler_logprobs: (M,) log probabilities the engine reported.
+        temperatures: (M,) temperature each token was sampled at.
     """
 
     tree: TreeBatch
     advantages: Tensor
     sampler_logprobs: Tensor
+    temperatures: Tensor
 
 
 def split_groups(groups: Sequence[Group], root: int, budget: int) -> list[list[Group]]:
@@ -73,12 +76,15 @@ def micro_batch(groups: Sequence[Group], root: int, device: torch.device, dtype:
     tree = build_tree([group.prompt for group in groups], completions, root, device)
     advantages: list[float] = []
     logprobs: list[float] = []
+    temperatures: list[float] = []
     for group in groups:
         for rollout, advantage in zip(group.rollouts, group.advantages, strict=True):
             advantages += [advantage] * len(rollout.completion.token_ids)
             logprobs += rollout.completion.logprobs
+        temperatures += [group.temperature] * group.completion_tokens
     return MicroBatch(
         tree,
         torch.tensor(advantages, dtype=dtype, device=device),
         torch.tensor(logprobs, dtype=dtype, device=device),
+        torch.tensor(temperatures, dtype=dtype, device=device),
     )

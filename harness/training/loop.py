@@ -152,7 +152,6 @@ class Trainer:
                 self.optimizer,
                 usable,
                 train,
-                self.config.sampling.temperature,
                 self.config.optimizer.max_grad_norm,
             )
         train_s = time.monotonic() - train_began
@@ -205,7 +204,9 @@ class Trainer:
                 item.components, timing,
             )  # fmt: skip
             parts = [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
-            groups += [make_group(part, train.advantage, train.mask_truncated) for part in parts]
+            groups += [
+                make_group(part, train.advantage, train.mask_truncated, item.sampling.temperature) for part in parts
+            ]
         return groups
 
     def _store(self, step: int, groups: Sequence[Group]) -> dict[str, list[tuple[Rollout, ...]]]:
@@ -234,7 +235,7 @@ class Trainer:
         return save_adapter(self.model, self.folder / "adapters" / f"step_{step}")
 
 
-def make_group(rollouts: Sequence[Rollout], advantage: str, mask_truncated: bool) -> Group:
+def make_group(rollouts: Sequence[Rollout], advantage: str, mask_truncated: bool, temperature: float) -> Group:
     """Return a group with advantages; failed rollouts, and masked truncated ones, stay outside the baseline."""
 
     def counts(rollout: Rollout) -> bool:
@@ -242,7 +243,7 @@ def make_group(rollouts: Sequence[Rollout], advantage: str, mask_truncated: bool
         return rollout.score.counts and not (mask_truncated and cut)
 
     rewards = [rollout.score.reward if counts(rollout) else None for rollout in rollouts]
-    return Group(tuple(rollouts), tuple(group_advantages(rewards, advantage)))
+    return Group(tuple(rollouts), tuple(group_advantages(rewards, advantage)), temperature)
 
 
 def peak_memory_mb() -> float:

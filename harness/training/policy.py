@@ -49,21 +49,21 @@ class StepStats:
         }
 
 
-def _chunk_logprobs(hidden: Tensor, targets: Tensor, head: Any, temperature: float) -> tuple[Tensor, Tensor]:
+def _chunk_logprobs(hidden: Tensor, targets: Tensor, head: Any, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    logits = logits.to(temperatures.dtype) / temperatures[:, None]
     log_all = torch.log_softmax(logits, dim=-1)
     entropy = -(log_all.exp() * log_all).sum(-1)
     return log_all.gather(1, targets[:, None])[:, 0], entropy
 
 
-def tree_logprobs(causal_lm: Any, tree: TreeBatch, temperature: float) -> tuple[Tensor, Tensor]:
+def tree_logprobs(causal_lm: Any, tree: TreeBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """Return (M,) log probabilities and entropies (nats) of the completion tokens, in layout order.
 
     Args:
         causal_lm: a transformers model that uses the tree attention.
         tree: the flat layout.
-        temperature: of the sampler; log probabilities are those it sampled from.
+        temperatures: (M,) the sampler's; log probabilities are those it sampled from, in this dtype.
     """
     output = causal_lm.get_decoder()(
         input_ids=tree.input_ids, position_ids=tree.position_ids, use_cache=False, tree=tree
@@ -76,14 +76,14 @@ def tree_logprobs(causal_lm: Any, tree: TreeBatch, temperature: float) -> tuple[
         part = slice(start, start + LOGIT_CHUNK)
         # logits of a chunk are computed again in the backward pass: storing them all would take
         # tokens x vocabulary floats several times over
-        pieces.append(checkpoint(_chunk_logprobs, hidden[part], targets[part], head, temperature, use_reentrant=False))
+        pieces.append(
+            checkpoint(_chunk_logprobs, hidden[part], targets[part], head, temperatures[part], use_reentrant=False)
+        )
     logprobs, entropies = zip(*pieces, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def accumulate_gradient(
-    causal_lm: Any, groups: Sequence[Group], section: TrainSection, temperature: float, stats: StepStats
-) -> None:
+def accumulate_gradient(causal_lm: Any, groups: Sequence[Group], section: TrainSection, stats: StepStats) -> None:
     """Add the gradient of the batch loss over `groups` to the parameters, micro-batch by micro-batch.
 
     The denominator is the token count of all groups, so the result does not depend on how they
@@ -93,7 +93,6 @@ def accumulate_gradient(
         causal_lm: the model inside the adapter wrapper.
         groups: one optimizer batch.
         section: loss, clipping and token budget.
-        temperature: the sampler's.
         stats: sums are added to it.
     """
     causal_lm.set_attn_implementation(ATTENTION)
@@ -104,7 +103,7 @@ def accumulate_gradient(
     active = sum(group.completion_tokens for group in groups)
     for part in split_groups(groups, root, section.microbatch_tokens):
         batch = micro_batch(part, root, parameter.device, dtype)
-        logprobs, entropies = tree_logprobs(causal_lm, batch.tree, temperature)
+        logprobs, entropies = tree_logprobs(causal_lm, batch.tree, batch.temperatures)
         # one update per batch is on-policy by construction: the ratio is exactly 1
         old = logprobs.detach() if section.minibatches == 1 else batch.sampler_logprobs
         out = dapo_loss(logprobs, old, batch.advantages, active, section.clip_low, section.clip_high)
@@ -129,7 +128,6 @@ def update_policy(
     optimizer: torch.optim.Optimizer,
     groups: Sequence[Group],
     section: TrainSection,
-    temperature: float,
     max_grad_norm: float,
 ) -> StepStats:
     """Run the optimizer updates of one step on its groups.
@@ -145,7 +143,7 @@ def update_policy(
     count = min(section.minibatches, len(groups))
     for index in range(count):
         optimizer.zero_grad(set_to_none=True)
-        accumulate_gradient(causal_lm, groups[index::count], section, temperature, stats)
+        accumulate_gradient(causal_lm, groups[index::count], section, stats)
         stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
         if not math.isfinite(stats.grad_norm):
             raise StoppedError("the gradient is not finite", "lower optimizer.learning_rate or lora.alpha")

@@ -1,0 +1,112 @@
+"""The engine samples what the model says, and reports the log probabilities it sampled from."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from harness.core.types import FinishReason  # noqa: E402
+from harness.inference.engine import TransformersEngine  # noqa: E402
+from harness.inference.tree import common_prefix  # noqa: E402
+from tests.torch_support import loaded, tiny_llama, with_adapter  # noqa: E402
+from tests.training.reference import naive_logprobs  # noqa: E402
+
+
+def prompts(count=5, shared=12, seed=0):
+    source = random.Random(seed)
+    root = [source.randrange(10, 128) for _ in range(shared)]
+    return [root + [20 + i] + [source.randrange(10, 128) for _ in range(1 + i)] for i in range(count)]
+
+
+def seeds(count, n):
+    return [[1000 * i + j for j in range(n)] for i in range(count)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("shared", [0, 12])
+def test_logprobs_are_those_of_the_sampled_sequence(temperature, shared):
+    wrapped = with_adapter(tiny_llama(torch.float64))
+    engine = TransformersEngine(loaded(wrapped.get_base_model()), wrapped)
+    asked = prompts(shared=shared)
+    results = engine.generate(asked, 3, 9, temperature, seeds(5, 3))
+    model = wrapped.get_base_model()
+    for prompt, row in zip(asked, results, strict=True):
+        for completion in row:
+            expected = naive_logprobs(model, prompt, completion.token_ids, temperature).detach()
+            # logprobs are reported in float32
+            assert torch.allclose(torch.tensor(completion.logprobs).double(), expected, atol=2e-6)
+
+
+def naive_sample(model, prompt, seed, max_tokens, temperature, eos):
+    """Invert the distribution function one full forward pass per token."""
+    uniforms = torch.rand(max_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    model.set_attn_implementation("eager")
+    ids = list(prompt)
+    for step in range(max_tokens):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float() / temperature
+        cumulative = torch.softmax(logits, -1).double().cumsum(-1)
+        ids.append(int((cumulative < uniforms[step] * cumulative[-1]).sum()))
+        if ids[-1] in eos:
+            break
+    return tuple(ids[len(prompt) :])
+
+
+def test_sampling_equals_a_naive_loop_token_by_token():
+    model = tiny_llama(torch.float64)
+    asked = prompts()
+    expected = [
+        [naive_sample(model, prompt, seed, 8, 1.0, {2, 5, 77}) for seed in row]
+        for prompt, row in zip(asked, seeds(5, 4), strict=True)
+    ]
+    results = TransformersEngine(loaded(model, eos=(2, 5, 77))).generate(asked, 4, 8, 1.0, seeds(5, 4))
+    assert [[c.token_ids for c in row] for row in results] == expected
+
+
+def test_rows_do_not_depend_on_what_they_are_batched_with():
+    model = tiny_llama(torch.float64)
+    asked = prompts(count=7)
+    together = TransformersEngine(loaded(model), max_rows=64).generate(asked, 2, 12, 1.0, seeds(7, 2))
+    apart = TransformersEngine(loaded(model), max_rows=4).generate(asked, 2, 12, 1.0, seeds(7, 2))
+    assert [[c.token_ids for c in row] for row in together] == [[c.token_ids for c in row] for row in apart]
+
+
+def test_every_end_id_ends_a_row_and_is_reported_as_stop():
+    """Several EOS ids: the finish reason comes from the engine, not from one id (TRL#7039)."""
+    model = tiny_llama()
+    ends = set(range(2, 60))
+    results = TransformersEngine(loaded(model, eos=ends)).generate(prompts(), 6, 10, 1.0, seeds(5, 6))
+    finished = [c for row in results for c in row]
+    for completion in finished:
+        inner, last = completion.token_ids[:-1], completion.token_ids[-1]
+        assert not ends & set(inner)
+        assert (completion.finish_reason is FinishReason.STOP) == (last in ends)
+        assert len(completion.logprobs) == len(completion.token_ids)
+        if completion.finish_reason is FinishReason.LENGTH:
+            assert len(completion.token_ids) == 10
+    assert len({c.token_ids[-1] for c in finished if c.finish_reason is FinishReason.STOP}) > 1
+
+
+def test_sampled_frequencies_match_the_softmax():
+    model = tiny_llama(vocabulary=16)
+    prompt = [3, 4, 5]
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = torch.softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1] / 0.8, -1)
+    rows = TransformersEngine(loaded(model, eos=()), max_rows=4000).generate([prompt], 4000, 1, 0.8, [list(range(4000))])
+    counts = torch.bincount(torch.tensor([c.token_ids[0] for c in rows[0]]), minlength=16)
+    from scipy.stats import chisquare
+
+    assert chisquare(counts.double().numpy(), (expected.double() / expected.double().sum() * 4000).numpy()).pvalue > 1e-3
+
+
+def test_one_prompt_and_prefix_prompts():
+    model = tiny_llama()
+    engine = TransformersEngine(loaded(model))
+    assert len(engine.generate([[3, 4]], 2, 3, 1.0, [[1, 2]])[0]) == 2
+    # one prompt is a prefix of the other: each keeps at least one token of its own
+    assert common_prefix([[1, 2, 3], [1, 2, 3, 4]]) == 2
+    assert len(engine.generate([[3, 4, 5], [3, 4, 5, 6]], 1, 3, 1.0, [[1], [2]])) == 2
+    assert engine.generate([], 1, 3, 1.0, []) == []

@@ -1,0 +1,113 @@
+"""The tree-shared step gives the gradient of the naive step, whatever is shared or split."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from harness.config.schema import ModelSection, TrainSection  # noqa: E402
+from harness.core.errors import HarnessError  # noqa: E402
+from harness.inference.models import load_model  # noqa: E402
+from harness.training.lora import trainable  # noqa: E402
+from harness.training.policy import StepStats, accumulate_gradient  # noqa: E402
+from tests.torch_support import tiny_llama, with_adapter  # noqa: E402
+from tests.training.reference import naive_gradient, random_group, relative_difference  # noqa: E402
+
+
+def tree_gradient(wrapped, groups, **settings):
+    parameters = trainable(wrapped)
+    for parameter in parameters.values():
+        parameter.grad = None
+    accumulate_gradient(wrapped.get_base_model(), groups, TrainSection(**settings), StepStats())
+    return {name: parameter.grad.clone() for name, parameter in parameters.items()}
+
+
+def some_groups(vocabulary=128, shared=20, seed=3, temperatures=(1.0, 0.7, 1.3)):
+    source = random.Random(seed)
+    root = [source.randrange(10, vocabulary) for _ in range(shared)]
+    groups = []
+    for index, temperature in enumerate(temperatures):
+        prompt = root + [10 + index] + [source.randrange(10, vocabulary) for _ in range(3 + index)]
+        advantages = [0.5, -0.25, 0.0, -0.25]
+        groups.append(random_group(f"t{index}", prompt, [5, 1, 7, 3], advantages, vocabulary, seed + index, temperature))
+    return groups
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+def test_tree_step_has_the_naive_gradient(dtype, bound):
+    wrapped = with_adapter(tiny_llama(dtype))
+    groups = some_groups()
+    tree = tree_gradient(wrapped, groups)
+    naive = naive_gradient(wrapped.get_base_model(), trainable(wrapped), groups)
+    assert relative_difference(tree, naive) < bound
+    assert all(torch.isfinite(g).all() and g.abs().max() > 0 for g in tree.values())
+
+
+@pytest.mark.parametrize("budget", [1, 40, 60])
+def test_micro_batches_of_one_batch_have_one_gradient(budget):
+    wrapped = with_adapter(tiny_llama(torch.float64))
+    groups = some_groups()
+    whole = tree_gradient(wrapped, groups, microbatch_tokens=100_000)
+    parts = tree_gradient(wrapped, groups, microbatch_tokens=budget)
+    # RMSNorm computes in float32 whatever the model is in, hence not 1e-12
+    assert relative_difference(parts, whole) < 1e-6
+
+
+def test_prompts_that_share_nothing_work_too():
+    wrapped = with_adapter(tiny_llama(torch.float64))
+    groups = some_groups(shared=0)
+    assert relative_difference(tree_gradient(wrapped, groups), naive_gradient(wrapped.get_base_model(), trainable(wrapped), groups)) < 1e-6  # fmt: skip
+
+
+def test_a_wrong_mask_is_noticed():
+    """Guards the test itself: letting siblings see each other must break the equality."""
+    wrapped = with_adapter(tiny_llama(torch.float64))
+    groups = some_groups()
+    from harness.inference import tree
+
+    original = tree._branch_mask
+    try:
+        tree._branch_mask = lambda suffix, rows: torch.ones(suffix + sum(rows), suffix + sum(rows)).bool().tril()
+        broken = tree_gradient(wrapped, groups)
+    finally:
+        tree._branch_mask = original
+    assert relative_difference(broken, naive_gradient(wrapped.get_base_model(), trainable(wrapped), groups)) > 1e-2
+
+
+def embedded(dtype):
+    try:
+        return load_model(ModelSection(dtype=dtype)).model
+    except HarnessError as error:
+        pytest.skip(f"the embedded model is not here: {error}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-6)])
+def test_embedded_model_600_plus_8_times_64(dtype, bound):
+    wrapped = with_adapter(embedded(dtype), rank=16, scale=0.01)
+    source = random.Random(0)
+    prompt = [source.randrange(1000, 40000) for _ in range(600)]
+    advantages = [source.uniform(-1, 1) for _ in range(8)]
+    group = random_group("t", prompt, [64] * 8, advantages, 40000, 7)
+    tree = tree_gradient(wrapped, [group])
+    naive = naive_gradient(wrapped.get_base_model(), trainable(wrapped), [group])
+    difference = relative_difference(tree, naive)
+    print(f"embedded model, {dtype}: relative gradient difference {difference:.2e}")
+    assert difference < bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [2, 4])
+def test_embedded_model_micro_batches(parts):
+    wrapped = with_adapter(embedded("float32"), rank=16, scale=0.01)
+    source = random.Random(1)
+    root = [source.randrange(1000, 40000) for _ in range(200)]
+    groups = [
+        random_group(f"t{i}", root + [500 + i] * 20, [32] * 4, [0.5, -0.5, 1.0, -1.0], 40000, i) for i in range(4)
+    ]
+    whole = tree_gradient(wrapped, groups, microbatch_tokens=100_000)
+    split = tree_gradient(wrapped, groups, microbatch_tokens=200 + (4 // parts) * (20 + 128))
+    assert relative_difference(split, whole) < 1e-5
