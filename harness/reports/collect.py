@@ -54,24 +54,16 @@ def collect(
         samples: chosen rollouts.
         summary: what `harness.reports.summary` derived from the run directory.
     """
-    created: Mapping[str, Any] = state.created
     evals = tuple(_eval(root, data) for data in _latest_evals(state.evals))
     data = ReportData(
-        run=state.run,
-        kind=str(created.get("type") or "training"),
-        hypothesis=str(created.get("hypothesis") or state.hypothesis or ""),
-        parent=_string(created.get("parent")),
-        lever=_string(created.get("lever")),
-        replicate_of=_string(created.get("replicate_of")),
-        outside_plan=_listing(created.get("outside_plan")),
-        config=_string(created.get("config")),
+        **_origin(state),
         status=state.status,
         decision=str(state.decision or ""),
         reason=str(state.reason or ""),
         decided_by=_decided_by(state.events),
         confidence=float(context.eval.confidence),
         gate_baseline=str(goal.gate.baseline),
-        changes=_changes(created.get("changes") or ()),
+        changes=_changes(state.created.get("changes") or ()),
         evals=evals,
         gates=_gates(state, goal, evals),
         attempts=_attempts(state.events),
@@ -83,8 +75,24 @@ def collect(
         packages={str(k): str(v) for k, v in sorted(summary.get("packages", {}).items())},
         notes=tuple(_note(note) for note in state.notes),
     )
-    launch = [change for event in _of(state.events, "started") for change in event.data.get("changes_at_launch") or ()]
-    return find_warnings(data, launch_changes=_changes(launch), broken_lines=int(summary.get("broken_lines", 0)))
+    return find_warnings(
+        data, launch_changes=_launch_changes(state.events), broken_lines=int(summary.get("broken_lines", 0))
+    )
+
+
+def _origin(state: RunState) -> dict[str, Any]:
+    """Return what the run's first event says it is and comes from."""
+    created = state.created
+    return {
+        "run": state.run,
+        "kind": state.kind,
+        "hypothesis": state.hypothesis,
+        "parent": _string(created.get("parent")),
+        "lever": _string(created.get("lever")),
+        "replicate_of": _string(created.get("replicate_of")),
+        "outside_plan": _listing(created.get("outside_plan")),
+        "config": _string(created.get("config")),
+    }
 
 
 def _string(value: Any) -> str:
@@ -122,6 +130,11 @@ def _changes(rows: Iterable[Mapping[str, Any]]) -> tuple[ChangeRow, ...]:
         for row in rows
     ]
     return tuple(sorted(changes, key=lambda change: (not change.counts, change.kind, change.key)))
+
+
+def _launch_changes(events: Iterable[Event]) -> tuple[ChangeRow, ...]:
+    rows = [change for event in _of(events, "started") for change in event.data.get("changes_at_launch") or ()]
+    return _changes(rows)
 
 
 def show_value(value: Any) -> str:

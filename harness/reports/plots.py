@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -185,7 +186,7 @@ def _learning(data: ReportData) -> Plot | None:
         axis.plot(steps, smooth, color=BLUE, lw=2.4)
         step_axis(axis, steps)
         _end_label(axis, steps[-1], smooth[-1], f"{smooth[-1]:.3f}", BLUE)
-        axis.set_title(f"{plot_text(env)}: mean reward of the sampled rollouts")
+        axis.set_title(f"{plot_text(env, 24)}: training reward")
         axis.set_ylabel("mean reward")
         axis.margins(y=0.12)
     caption = (
@@ -228,35 +229,13 @@ def _components(data: ReportData, env: str) -> Plot | None:
     labels: list[str] = []
     for group, name in enumerate(names):
         steps, values = data.metrics.series(f"train/{env}/component/{name}")
-        smooth = running_mean(values, WINDOW)
-        chosen = _snapshots(steps)
-        width = 0.8 / len(chosen)
-        for place, index in enumerate(chosen):
-            x = group + (place - (len(chosen) - 1) / 2) * width
-            shade = 0.35 + 0.65 * (place + 1) / len(chosen)
-            axis.bar(x, smooth[index], width * 0.88, color=metric_colour(name, names), alpha=shade)
-            axis.annotate(
-                f"{smooth[index]:.2f}",
-                (x, smooth[index]),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8.5,
-            )
-            ticks.append(x)
-            labels.append(str(steps[index]))
-        axis.annotate(
-            plot_text(name),
-            (group, 0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, -22),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=10.5,
-            fontweight="bold",
-            color=metric_colour(name, names),
-        )
+        colour = metric_colour(name, names)
+        bars = _bars(axis, group, steps, running_mean(values, WINDOW), colour)
+        ticks += bars
+        labels += bars.values()
+        below: dict[str, Any] = {"xytext": (0, -22), "textcoords": "offset points", "ha": "center", "va": "top"}
+        where = ("data", "axes fraction")
+        axis.annotate(plot_text(name), (group, 0), xycoords=where, fontsize=10.5, weight="bold", color=colour, **below)
     axis.set_xticks(ticks, labels, fontsize=8.5)
     axis.tick_params(axis="x", length=0)
     axis.set_xlabel("training step", labelpad=30)
@@ -267,6 +246,21 @@ def _components(data: ReportData, env: str) -> Plot | None:
     axis.set_title(f"{plot_text(env)}: reward components at snapshot steps")
     caption = f"Unweighted components of the training reward, mean of the {WINDOW} steps up to each snapshot."
     return Plot(f"components-{env}", png(figure), f"Reward components of {env}", caption)
+
+
+def _bars(axis: Axes, group: int, steps: list[int], values: list[float], colour: str) -> dict[float, str]:
+    """Draw one component's bars, lighter for earlier steps; return their places with the step below each."""
+    chosen = _snapshots(steps)
+    width = 0.8 / len(chosen)
+    places = {}
+    for place, index in enumerate(chosen):
+        x = group + (place - (len(chosen) - 1) / 2) * width
+        shade = 0.35 + 0.65 * (place + 1) / len(chosen)
+        axis.bar(x, values[index], width * 0.88, color=colour, alpha=shade)
+        above: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center"}
+        axis.annotate(f"{values[index]:.2f}", (x, values[index]), fontsize=8.5, **above)
+        places[x] = str(steps[index])
+    return places
 
 
 def _rollouts(data: ReportData) -> Plot | None:

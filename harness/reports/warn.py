@@ -69,6 +69,11 @@ def _policy(data: ReportData, env: str) -> list[str]:
         found.append(
             f"In {env} the reward rises but accuracy is not shown to: the gain may be one in form, not in knowledge."
         )
+    score = final.means.get("accuracy")
+    for row in data.baselines:
+        if score is not None and row.env == env and row.metric == "accuracy" and row.value >= score.mean:
+            reached = f"accuracy {row.value:.3f} without a model; the policy {score.mean:.3f}"
+            found.append(f"In {env}, {row.name!r} reaches {reached}.")
     return found
 
 
