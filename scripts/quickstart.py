@@ -226,6 +226,7 @@ def judge(progress: Progress) -> tuple[list[checks.Check], list[str]]:
     do(progress, Phase("decide", ("decide", RUN, decision, "--reason", reasons)))
     if not failed:  # a rejected run cannot be promoted
         do(progress, Phase("promote", ("promote", RUN, "--gates", "heldout"), (0, NO, CANNOT_TELL)))
+    do(progress, Phase("report 2", ("report", RUN)))  # now with the decision and the gate
     return results, rows
 
 

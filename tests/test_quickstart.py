@@ -80,6 +80,11 @@ def test_a_run_without_an_eval_or_a_completed_attempt_is_no_evidence():
             checks.gather(broken)
 
 
+def test_no_answer_at_all_is_named_and_fails():
+    check = next(check for check in checks.checks(checks.gather(shown(extra={}))) if check.name == "letters")
+    assert check == ("letters", False, "no answer was counted, at most 60%")
+
+
 def test_letters_are_counted_among_answers_only():
     assert checks.top_letter({"A": 3, "B": 1}) == ("A", 0.75)
     assert math.isnan(checks.top_letter({})[1])
@@ -133,19 +138,8 @@ def test_the_loop_runs_every_command_once_and_a_refused_promotion_is_tolerated(f
     monkeypatch.setenv("FAKE_CODE", "1")
     assert quickstart.run(1, 5.0, tmp_path / "q") == 0
     names = [call[0] for call in fake()]
-    expected = [
-        "init",
-        "doctor",
-        "new-run",
-        "launch",
-        "report",
-        "show",
-        "decide",
-        "promote",
-        "status",
-        "list",
-        "new-run",
-    ]
+    first = ["init", "doctor", "new-run", "launch", "report", "show", "decide", "promote"]
+    expected = [*first, "report", "status", "list", "new-run"]
     assert names == expected
     assert "train.seed=1" in fake()[2]
     assert fake()[6][:3] == ["decide", "run-001", "keep"]
