@@ -73,6 +73,12 @@ def test_links_resolve(page):
     assert [t for t in missing if os.path.relpath(page.parent / t, ROOT) not in LATER] == []
 
 
+def test_the_index_lists_every_page():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in pages if f"({name})" not in index} == set()
+
+
 def test_the_exit_code_table_is_that_of_the_command_line():
     rows = re.findall(r"^\| ([0-9, ]+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(int(code) for row in rows for code in row.split(",")) == sorted(int(code) for code in EXIT_CODES)
