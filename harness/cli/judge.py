@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.output import Line, Result, Styled, mutation_document, rows_document, table
-from harness.cli.progress import progress
+from harness.cli.progress import progress, quiet_libraries
 from harness.cli.shared import All, DryRun, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.cli.views import interval, number, styled
@@ -30,6 +30,7 @@ def evaluate(
 
     Items, sizes, sampling and scoring are those of CONTEXT.md. The results of a run are added to its ledger.
     """
+    quiet_libraries()
     from harness.evaluation.heldout import evaluate as run_protocol
 
     here = program()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.output import Line, Result, Styled, fields, mutation_document, narrate, settings
-from harness.cli.processes import DETACHED, live_process, read_detached
-from harness.cli.progress import progress
+from harness.cli.processes import live_process
+from harness.cli.progress import progress, quiet_libraries
 from harness.cli.shared import DryRun, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
-from harness.cli.views import change_lines, section, styled
+from harness.cli.views import DETACHED, change_lines, read_detached, section, styled
 from harness.core.errors import BusyError, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def _refuse_running(here: Program, found: RunState) -> None:
 
 def _train(here: Program, run: str, resume: bool, wait: bool, detail: dict[str, Any]) -> Result:
     """Train in this process."""
+    quiet_libraries()
     from harness.backends.local import launch as execute
 
     start = {"event": "launch", "run": run, "pid": os.getpid(), "outputs": detail["outputs"]}
@@ -186,6 +187,7 @@ def _detach(here: Program, run: str, resume: bool, wait: bool) -> Result:
 
 
 def _estimate(here: Program, plan: Launch) -> Result:
+    quiet_libraries()
     from harness.backends.estimate import estimate_launch
     from harness.cli.doctor_checks import GIB, available_memory
     from harness.program.documents import read_context

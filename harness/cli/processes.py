@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,23 +14,12 @@ import typer
 from harness.cli.output import Result, mutation_document, settings
 from harness.cli.shared import RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state
-from harness.cli.views import styled
+from harness.cli.views import read_detached, styled
 from harness.core.errors import BusyError, CannotTellError, ExitCode, RefusedError
 from harness.ledger.process import is_alive
 
 APPS = {name: new_app() for name in ("wait", "stop")}
-DETACHED = "detached.json"
-"""In a run's folder: `host`, `pid` and `pid_start` of a launch in the background, before it has a ledger event."""
 POLL_S = 0.5
-
-
-def read_detached(run_dir: Path) -> dict[str, Any]:
-    """Return the process a `launch --detach` started last; empty when there is none."""
-    try:
-        found = json.loads((run_dir / DETACHED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def live_process(attempts: list[dict[str, Any]], detached: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool | None]:
@@ -69,7 +56,7 @@ def wait(
         process, alive = live_process(found.attempts, read_detached(here.run_dir(run)))
         if alive is False:
             # The process may have written its last event between the two looks.
-            return _ended(run, find_run(read_state(here), run).attempts)
+            return _ended(run, find_run(read_state(here), run).attempts, process)
         left = POLL_S if deadline is None else deadline - time.monotonic()
         if left <= 0:
             where = f"pid {process.get('pid')} on {process.get('host')}"
@@ -77,7 +64,9 @@ def wait(
         time.sleep(min(POLL_S, left))
 
 
-def _ended(run: str, attempts: list[dict[str, Any]]) -> Result:
+def _ended(run: str, attempts: list[dict[str, Any]], process: Mapping[str, Any]) -> Result:
+    if not attempts and process.get("log"):
+        raise CannotTellError(f"the background launch of {run} ended before its first event", f"read {process['log']}")
     if not attempts:
         raise CannotTellError(f"{run} was never launched", f"harness launch {run}")
     last = attempts[-1]

@@ -35,6 +35,19 @@ def progress(title: str) -> Iterator[Report]:
             yield plain_lines(time.monotonic)
 
 
+def quiet_libraries() -> None:
+    """Turn off the bars and the advice of model libraries; call it before they are imported.
+
+    Their bars would mix with ours and fill logs, and their warnings address programmers.
+    """
+    import warnings
+
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", module=r"(transformers|peft|torch)\.")
+
+
 def describe(update: Mapping[str, Any]) -> str:
     """Return one line for an update: phase, step, and the numbers worth seeing."""
     parts = [str(update[key]) for key in ("phase", "env") if update.get(key)]

@@ -6,7 +6,7 @@ No typer here: `harness list` and `harness status` without options come straight
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.names import suggest
@@ -15,8 +15,12 @@ from harness.cli.state import program, read_state
 from harness.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harness.ledger import RunState, State
 
+DETACHED = "detached.json"
+"""In a run's folder: `host`, `pid` and `pid_start` of a launch in the background, before it has a ledger event."""
 STATUSES = ("created", "running", "completed", "failed", "interrupted", "stopped")
 _STYLES = {
     "completed": "good",
@@ -69,6 +73,17 @@ def alive(attempt: Mapping[str, Any]) -> bool | None:
     from harness.ledger.process import is_alive
 
     return is_alive(attempt)
+
+
+def read_detached(run_dir: Path) -> dict[str, Any]:
+    """Return the process a `launch --detach` started last; empty when there is none."""
+    import json
+
+    try:
+        found = json.loads((run_dir / DETACHED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def live_status(run: RunState) -> str:
@@ -161,6 +176,7 @@ def status() -> Result:
     decided = [(run, decision) for run in runs for decision in run.decisions]
     last = max(decided, key=lambda pair: pair[1]["at"], default=None)
     open_runs = [run for run in runs if not run.decision]
+    starting = [run.run for run in runs[-5:] if alive(read_detached(here.run_dir(run.run))) and not _is_open(run)]
     data: dict[str, Any] = {
         "program": str(here.root),
         "runs": len(runs),
@@ -168,8 +184,9 @@ def status() -> Result:
         "by_status": dict(statuses),
         "running": running,
         "last_decision": None if last is None else {"run": last[0].run} | last[1],
+        "starting": starting,
         "undecided": [run.run for run in open_runs],
-        "next": next_step(state),
+        "next": next_step(state, starting),
     }
     champion = state.runs[state.champion] if state.champion else None
 
@@ -185,10 +202,15 @@ def status() -> Result:
         pairs += [("running", f"{r['run']} attempt {r['attempt']}, pid {r['pid']} on {r['host']}") for r in running]
         if last is not None:
             pairs.append(("last decision", f"{last[0].run} {last[1]['decision']}: {last[1]['reason']}"))
+        pairs += [("starting", f"{name} in the background") for name in starting]
         pairs += [("undecided", f"{run.run}  {run.hypothesis}") for run in open_runs[-5:]]
         return [*fields(pairs), "", ("next: ", Styled(data["next"], "strong"))]
 
     return Result(data, lines)
+
+
+def _is_open(run: RunState) -> bool:
+    return bool(run.attempts) and run.attempts[-1]["outcome"] is None
 
 
 def _running(run: RunState) -> dict[str, Any]:
@@ -197,16 +219,21 @@ def _running(run: RunState) -> dict[str, Any]:
     return {"run": run.run} | {key: attempt.get(key) for key in keys} | {"alive": alive(attempt)}
 
 
-def next_step(state: State) -> str:
-    """Return the command that takes the program's newest run one step on."""
+def next_step(state: State, starting: Collection[str] = ()) -> str:
+    """Return the command that takes the program's newest run one step on.
+
+    Args:
+        state: of the ledger.
+        starting: runs whose background launch lives and has no event yet.
+    """
     if not state.runs:
         return 'harness new-run --hypothesis "…"'
     run = list(state.runs.values())[-1]
     now = live_status(run)
+    if now == "running" or run.run in starting:
+        return f"harness wait {run.run}"
     if run.decision == "rerun" or (now == "created" and not run.decision):
         return f"harness launch {run.run}"
-    if now == "running":
-        return f"harness wait {run.run}"
     if now in ("interrupted", "failed") and not run.decision:
         return f"harness launch {run.run} --resume"
     if not run.decision:
@@ -226,7 +253,13 @@ def change_lines(changes: Sequence[Mapping[str, Any]]) -> list[Line]:
     if not changes:
         return []
     rows = [
-        (change["key"], _value(change["old"]), _value(change["new"]), change["kind"], "" if change["counts"] else "no")
+        (
+            change["key"],
+            _value(change["old"]),
+            _value(change["new"]),
+            change["kind"],
+            "yes" if change["counts"] else "no",
+        )
         for change in changes
     ]
     return table(["key", "old", "new", "kind", "counts"], rows)
