@@ -14,7 +14,7 @@ import typer
 
 from harness.cli.output import Line, Result, Styled, fields, mutation_document, narrate, settings
 from harness.cli.processes import live_process
-from harness.cli.progress import progress, quiet_libraries
+from harness.cli.progress import duration, progress, quiet_libraries
 from harness.cli.shared import DryRun, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.cli.views import DETACHED, change_lines, read_detached, section, styled
@@ -219,10 +219,3 @@ def _estimate(here: Program, plan: Launch) -> Result:
         )
 
     return Result(data, lines)
-
-
-def duration(seconds: float) -> str:
-    """Spell seconds as people do: 42 s, 3.5 min, 2.1 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -30,9 +30,9 @@ def progress(title: str) -> Iterator[Report]:
     with _stray_output_to_stderr():
         if sys.stderr is not None and sys.stderr.isatty() and not settings.json and os.environ.get("TERM") != "dumb":
             with _bar(title) as report:
-                yield report
+                yield with_projection(report, time.monotonic)
         else:
-            yield plain_lines(time.monotonic)
+            yield with_projection(plain_lines(time.monotonic), time.monotonic)
 
 
 def quiet_libraries() -> None:
@@ -46,6 +46,47 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", module=r"(transformers|peft|torch)\.")
+
+
+def duration(seconds: float) -> str:
+    """Spell seconds as people do: 42 s, 3.5 min, 2.1 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def with_projection(report: Report, clock: Callable[[], float]) -> Report:
+    """Return a callback that also says, after two training steps, what the rest will take.
+
+    Args:
+        report: where every update goes on to.
+        clock: monotonic seconds.
+    """
+    first: dict[str, float] = {}
+
+    def projected(update: dict[str, Any]) -> None:
+        report(update)
+        step, steps = update.get("step"), update.get("steps")
+        if update.get("phase") != "train" or not step or not steps or "done" in first:
+            return
+        if "step" not in first:
+            first.update(step=step, at=clock())
+            return
+        first["done"] = step
+        per_step = (clock() - first["at"]) / max(step - first["step"], 1)
+        memory = _peak_bytes() / 2**30
+        text = f"{duration(per_step)} a step, {duration(per_step * (steps - step))} to step {steps} besides evals"
+        report({"phase": "estimate", "message": f"{text}; peak memory {memory:.1f} GiB so far"})
+
+    return projected
+
+
+def _peak_bytes() -> int:
+    """Return the largest resident set of this process so far."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def describe(update: Mapping[str, Any]) -> str:

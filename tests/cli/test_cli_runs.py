@@ -12,7 +12,7 @@ import pytest
 
 from harness.cli import launch as launch_module
 from harness.cli.processes import live_process
-from harness.cli.progress import describe, plain_lines
+from harness.cli.progress import describe, duration, plain_lines, with_projection
 from harness.core.errors import ExitCode
 from harness.ledger import Ledger
 from harness.ledger.process import this_process
@@ -423,4 +423,16 @@ def test_describe_leaves_out_what_is_no_number():
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.25, "1.2 s"), (42, "42 s"), (600, "10.0 min"), (7200, "2.0 h")])
 def test_duration(seconds, text):
-    assert launch_module.duration(seconds) == text
+    assert duration(seconds) == text
+
+
+def test_after_two_steps_the_rest_is_projected():
+    seen, now = [], iter([10.0, 14.0])
+    report = with_projection(seen.append, lambda: next(now))
+    report({"phase": "eval", "step": 4, "steps": 4})
+    for step in range(6, 10):  # a resumed run begins later than at step 1
+        report({"phase": "train", "step": step, "steps": 30})
+    (projection,) = [update for update in seen if update["phase"] == "estimate"]
+    assert projection["message"].startswith("4.0 s a step, 1.5 min to step 30")
+    assert "GiB" in projection["message"]
+    assert len(seen) == 6
