@@ -159,7 +159,7 @@ def test_e3_5_opening_tag_in_the_prompt(variant):
 @each_variant
 def test_e3_5_split_is_at_the_last_closing_tag(variant):
     result = score("<think>a</think>\\boxed{A}<think>b</think>\\boxed{K}", variant=variant)
-    assert result.diagnostics["letter"] == "K"
+    assert result.diagnostics["answer"] == "K"
     result = score("<think>a</think>\\boxed{K} wait <think>b</think>", variant=variant)
     assert result.components["format"] == 0.0
 
@@ -271,10 +271,9 @@ def test_closed_answer_before_the_limit_still_counts(variant):
     assert "problem" not in result.diagnostics
 
 
-def test_metrics_let_letters_be_counted():
-    assert score("\\boxed{K}").metrics["letter"] == LETTERS.index("K")
-    assert score("K").metrics["letter"] == -1.0
-    assert score("\\boxed{A}").diagnostics == {"letter": "A", "gold": "K"}
+def test_diagnostics_let_letters_be_counted():
+    assert score("\\boxed{A}").diagnostics == {"gold": "K", "answer": "A"}
+    assert "answer" not in score("K").diagnostics  # no valid answer, no letter
 
 
 @pytest.mark.parametrize(

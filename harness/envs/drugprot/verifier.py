@@ -30,7 +30,6 @@ from typing import Literal, get_args
 
 from harness.core.types import Episode, FailureClass, FinishReason, Score
 from harness.envs.drugprot.keywords import KEYWORDS_VERSION, distinct_keywords, words
-from harness.envs.drugprot.labels import LETTERS
 
 Variant = Literal["hardened", "published"]
 VARIANTS: tuple[str, ...] = get_args(Variant)
@@ -161,13 +160,12 @@ def score_reply(text: str, gold: str, finish: FinishReason, variant: Variant) ->
         reasoning = 0.0
     components = {"accuracy": float(letter == gold), "reasoning": reasoning, "format": float(valid)}
     problem = reply.problem(finish)
-    diagnostics = {"letter": letter or "none", "gold": gold}
+    diagnostics = {"gold": gold} | ({"answer": letter} if letter else {})
     return Score(
         reward=round(sum(WEIGHTS[name] * value for name, value in components.items()), 6),
         components=components,
         metrics={
             "valid": float(valid),
-            "letter": float(LETTERS.index(letter)) if letter else -1.0,
             "think_chars": float(think_chars),
             "keywords": float(keywords),
             "truncated": float(finish is FinishReason.LENGTH),
