@@ -16,7 +16,7 @@ from harness.inference.engine import TransformersEngine
 from harness.inference.models import LoadedModel, load_model
 from harness.training.advantages import group_advantages
 from harness.training.batches import Group
-from harness.training.lora import attach_lora, trainable
+from harness.inference.lora import attach_lora, trainable
 from harness.training.optimizer import build_optimizer
 from harness.training.policy import update_policy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from harness.config.schema import LoraSection
+from harness.inference.lora import attach_lora, trainable
 from harness.inference.models import LoadedModel
-from harness.training.lora import attach_lora, trainable
 
 
 def tiny_llama(dtype=torch.float32, vocabulary=128, layers=3, seed=0):

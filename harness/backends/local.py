@@ -24,6 +24,7 @@ from harness.core.types import FailureClass, Outcome
 from harness.envs.registry import load_environment
 from harness.evaluation.heldout import Recorder, Suite, load_suites, run_prompts, run_suite
 from harness.inference.engine import TransformersEngine
+from harness.inference.lora import WEIGHTS
 from harness.inference.models import LoadedModel, cache_dir, load_model, pick_device
 from harness.ledger import Ledger, NewEvent, RunState, State, is_alive, this_process
 from harness.program import Program, read_context
@@ -32,7 +33,6 @@ from harness.program.prompts import prompt_sha
 from harness.rollouts.collect import Sampling
 from harness.training.checkpoints import checkpoint_steps, read_manifest
 from harness.training.loop import Trainer, TrainingEnv, clear_run
-from harness.training.lora import WEIGHTS
 from harness.training.tasks import TaskStream
 
 Report = Callable[[dict[str, Any]], None]

@@ -13,7 +13,7 @@ from harness.backends.basis import BasisReader, stored_basis
 from harness.backends.rules import check_frozen, check_no_change, check_one_change, check_search_space, find_duplicate
 from harness.config.changes import Basis, Change, ChangeSet, change_set, diff, is_nuisance
 from harness.config.load import config_from, config_sha, load_config, render_config, set_key
-from harness.config.schema import EnvSection, ModelSection, RunConfig
+from harness.config.schema import EnvSampling, EnvSection, ModelSection, RunConfig
 from harness.config.validate import suggestion
 from harness.core.canonical import sha256_hex
 from harness.core.errors import ConfigError, HarnessError, InfraError, NotFoundError, RefusedError, UsageError
@@ -250,6 +250,8 @@ def _base(state: State, request: Request) -> RunState | None:
 def first_config(context: Context, hypothesis: str) -> RunConfig:
     """Return the config a program's first run starts from: defaults, every evaluated environment, frozen values.
 
+    Rollouts are sampled as the protocol samples, so that what is trained is what is evaluated.
+
     Args:
         context: the program's protocol.
         hypothesis: what the run should show.
@@ -258,7 +260,14 @@ def first_config(context: Context, hypothesis: str) -> RunConfig:
         ConfigError: when a frozen value does not fit its key.
     """
     model = ModelSection(name=context.model.name, revision=context.model.revision)
-    env = tuple(EnvSection(id=item.id, args=item.args) for item in context.eval.env)
+    env = tuple(
+        EnvSection(
+            id=item.id,
+            args=item.args,
+            sampling=EnvSampling(max_tokens=item.max_tokens, temperature=item.temperature or None),
+        )
+        for item in context.eval.env
+    )
     config = RunConfig(hypothesis=hypothesis, model=model, env=env)
     trained = {section.id for section in env}
     for key, value in context.frozen.items():

@@ -44,7 +44,7 @@ class OptimizerSection(Section):
     """The optimizer and its schedule."""
 
     name: Literal["adamw"] = "adamw"
-    learning_rate: Positive = Field(1e-4, description="peak learning rate")
+    learning_rate: Positive = Field(2e-4, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="decay after warm-up")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
     weight_decay: NonNegative = Field(0.0, description="decoupled weight decay")

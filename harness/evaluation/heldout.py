@@ -18,6 +18,7 @@ from harness.envs.registry import load_environment
 from harness.evaluation.records import ItemRecord, read_items, write_items
 from harness.evaluation.summary import summarise
 from harness.inference.engine import TransformersEngine
+from harness.inference.lora import WEIGHTS, load_adapter
 from harness.inference.models import LoadedModel, load_model
 from harness.ledger import Ledger
 from harness.program import Context, Program, read_context
@@ -25,7 +26,6 @@ from harness.program.amend import check_amended
 from harness.program.documents import ContextEnv
 from harness.program.prompts import prompt_sha, read_prompt
 from harness.rollouts.collect import Engine, Sampling, Timing, collect
-from harness.training.lora import WEIGHTS, load_adapter
 
 Progress = Callable[[dict[str, Any]], None]
 CHUNK = 64

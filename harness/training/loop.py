@@ -17,13 +17,13 @@ from harness.core.seeds import derive_seed
 from harness.core.types import FinishReason, Rollout, Task
 from harness.envs.base import Environment
 from harness.inference.engine import TransformersEngine
+from harness.inference.lora import attach_lora, save_adapter, trainable
 from harness.inference.models import LoadedModel
 from harness.rollouts.collect import Sampling, Timing, collect
 from harness.rollouts.store import write_rollouts
 from harness.training.advantages import group_advantages
 from harness.training.batches import Group
 from harness.training.checkpoints import Numerics, Progress, checkpoint_steps, load_checkpoint, save_checkpoint
-from harness.training.lora import attach_lora, save_adapter, trainable
 from harness.training.metrics import append_row, rollout_metrics
 from harness.training.optimizer import build_optimizer, learning_rate
 from harness.training.policy import update_policy

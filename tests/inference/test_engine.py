@@ -95,11 +95,15 @@ def test_sampled_frequencies_match_the_softmax():
     with torch.no_grad():
         model.set_attn_implementation("eager")
         expected = torch.softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1] / 0.8, -1)
-    rows = TransformersEngine(loaded(model, eos=()), max_rows=4000).generate([prompt], 4000, 1, 0.8, [list(range(4000))])
+    rows = TransformersEngine(loaded(model, eos=()), max_rows=4000).generate(
+        [prompt], 4000, 1, 0.8, [list(range(4000))]
+    )
     counts = torch.bincount(torch.tensor([c.token_ids[0] for c in rows[0]]), minlength=16)
     from scipy.stats import chisquare
 
-    assert chisquare(counts.double().numpy(), (expected.double() / expected.double().sum() * 4000).numpy()).pvalue > 1e-3
+    assert (
+        chisquare(counts.double().numpy(), (expected.double() / expected.double().sum() * 4000).numpy()).pvalue > 1e-3
+    )
 
 
 def test_one_prompt_and_prefix_prompts():

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from harness.config.schema import ModelSection, TrainSection  # noqa: E402
 from harness.core.errors import HarnessError  # noqa: E402
+from harness.inference.lora import trainable  # noqa: E402
 from harness.inference.models import load_model  # noqa: E402
-from harness.training.lora import trainable  # noqa: E402
 from harness.training.policy import StepStats, accumulate_gradient  # noqa: E402
 from tests.torch_support import tiny_llama, with_adapter  # noqa: E402
 from tests.training.reference import naive_gradient, random_group, relative_difference  # noqa: E402
@@ -32,7 +32,9 @@ def some_groups(vocabulary=128, shared=20, seed=3, temperatures=(1.0, 0.7, 1.3))
     for index, temperature in enumerate(temperatures):
         prompt = root + [10 + index] + [source.randrange(10, vocabulary) for _ in range(3 + index)]
         advantages = [0.5, -0.25, 0.0, -0.25]
-        groups.append(random_group(f"t{index}", prompt, [5, 1, 7, 3], advantages, vocabulary, seed + index, temperature))
+        groups.append(
+            random_group(f"t{index}", prompt, [5, 1, 7, 3], advantages, vocabulary, seed + index, temperature)
+        )
     return groups
 
 
