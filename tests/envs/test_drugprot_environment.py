@@ -118,14 +118,13 @@ def test_prompts_of_a_split_share_everything_but_the_question(env, split):
     fields = tasks[0].fields
     assert last == Message(
         "user",
-        f"Abstract:\n{fields['abstract']}\n\nDrug/Chemical: {fields['chemical']}\nGene/Protein: {fields['protein']}\n\n"
-        f"Question:\nWhat is the relation type between {fields['chemical']} and {fields['protein']}?",
+        f"{fields['abstract']}\nDrug/Chemical: {fields['chemical']}\nGene/Protein: {fields['protein']}",
     )
     assert env.start(tasks[0]).step("anything") is None
 
 
 def test_shared_prefix_is_short(env):
-    """About 1,100 tokens of the embedded model; measured as characters, since this tier has no tokenizer."""
+    """About 870 tokens of the embedded model; measured as characters, since this tier has no tokenizer."""
     prefix = env.start(env.tasks("heldout")[0]).messages[:-1]
     assert sum(len(message.content) for message in prefix) < 3_600
 
@@ -147,7 +146,7 @@ def test_demonstrations_would_score_full_marks_for_their_form(split, variant):
         gold = letter_of(record["label"], task.fields["letters"])
         score = env.score(replace(task, answer=gold), reply(task, message.content))
         assert score.components["accuracy"] == score.components["format"] == 1.0
-        assert score.components["reasoning"] >= 0.3  # over 100 characters, a chemical and a protein
+        assert score.components["reasoning"] >= 0.2  # names a chemical or drug, and a protein
         assert parse_reply(message.content).think == record["think"]
 
 
@@ -176,6 +175,20 @@ def test_options_are_in_letter_order():
     lines = options_text(PERMUTED_LETTERS).split("\n")
     assert [line[0] for line in lines] == list(LETTERS)
     assert {line[3:] for line in lines} == set(LABELS)
+
+
+def test_published_layout_is_one_component_away(env):
+    """The question of the published environment, given as a searched prompt would be."""
+    layout = (
+        "Abstract:\n[[ABSTRACT]]\n\nDrug/Chemical: [[CHEMICAL]]\nGene/Protein: [[PROTEIN]]\n\n"
+        "Question:\nWhat is the relation type between [[CHEMICAL]] and [[PROTEIN]]?"
+    )
+    task = env.tasks("heldout")[0]
+    fields = task.fields
+    assert env.start(task, {"question": layout}).messages[-1].content == (
+        f"Abstract:\n{fields['abstract']}\n\nDrug/Chemical: {fields['chemical']}\nGene/Protein: {fields['protein']}\n\n"
+        f"Question:\nWhat is the relation type between {fields['chemical']} and {fields['protein']}?"
+    )
 
 
 def test_components_can_be_replaced(env):

@@ -1,8 +1,10 @@
 """The shipped prompt and how a task becomes chat messages.
 
 Everything the tasks of a split have in common stands first (instructions, options, demonstrations),
-so that an engine can compute it once for a whole batch; the last message is the question in the
-published layout. Three texts can be replaced by prompt search:
+so that an engine can compute it once for a whole batch; the last message is the question. The
+demonstrations and the question are short because the embedded model of 135M parameters loses the
+thread of a longer form; docs/environments/drugprot.md has the published layout.
+Three texts can be replaced by prompt search:
 
 - `system`: instructions; `[[OPTIONS]]` becomes the list of lettered options.
 - `demonstrations`: records of `abstract`, `chemical`, `protein`, `label` and `think` lines,
