@@ -44,7 +44,7 @@ class OptimizerSection(Section):
     """The optimizer and its schedule."""
 
     name: Literal["adamw"] = "adamw"
-    learning_rate: Positive = Field(2e-4, description="peak learning rate")
+    learning_rate: Positive = Field(3e-4, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="decay after warm-up")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
     weight_decay: NonNegative = Field(0.0, description="decoupled weight decay")
@@ -57,7 +57,7 @@ class OptimizerSection(Section):
 class TrainSection(Section):
     """The GRPO loop (Shao et al. 2024, arXiv 2402.03300)."""
 
-    steps: PositiveInt = Field(30, description="optimizer batches; absolute, also after a resume")
+    steps: PositiveInt = Field(25, description="optimizer batches; absolute, also after a resume")
     tasks_per_step: PositiveInt = Field(4, description="groups per step")
     group_size: Annotated[int, Field(ge=2)] = Field(8, description="rollouts per task; one has no baseline")
     minibatches: PositiveInt = Field(1, description="optimizer updates per batch of rollouts")
