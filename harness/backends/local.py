@@ -304,7 +304,7 @@ def _training_env(section: Any, config: RunConfig, prompts: Mapping[str, dict[st
 
 
 def check_leaks(envs: Mapping[str, TrainingEnv], suites: Sequence[Suite]) -> None:
-    """Check that no held-out item is trained on, by id and by content.
+    """Check that no held-out item is trained on: neither its id, nor its content, nor its cluster.
 
     Raises:
         RefusedError: naming the first task found in both.
@@ -315,10 +315,11 @@ def check_leaks(envs: Mapping[str, TrainingEnv], suites: Sequence[Suite]) -> Non
             continue
         trained = item.env.tasks("train")
         ids, contents = {task.id for task in trained}, {task.sha for task in trained}
+        clusters = {task.cluster for task in trained}
         for task in suite.tasks:
-            if task.id in ids or task.sha in contents:
+            if task.id in ids or task.sha in contents or task.cluster in clusters:
                 raise RefusedError(
-                    f"held-out task {task.id} of {suite.protocol.id} is also a training task",
+                    f"held-out task {task.id} of {suite.protocol.id}, or its cluster {task.cluster}, is also trained on",
                     "training and evaluation must use disjoint splits; compare [[env]] args with CONTEXT.md",
                 )
 
