@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from harness.core.errors import ExitCode
+from harness.core.text import clean_text
 
 if TYPE_CHECKING:
     from harness.core.errors import HarnessError
@@ -26,8 +27,7 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?",
     re.DOTALL,
 )
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
-_BREAKS = re.compile("[\n\t\u2028\u2029]+")
+_BREAKS = re.compile("[\n\t]+")
 _STYLES = {"good": "32", "bad": "31", "warn": "33", "dim": "2", "strong": "1"}
 
 
@@ -70,7 +70,7 @@ settings = Settings()
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
-    """Remove escape sequences, control characters and bidirectional controls.
+    """Remove escape sequences, then what `core.text.clean_text` removes.
 
     Args:
         text: anything, also attacker-controlled model output.
@@ -78,12 +78,8 @@ def clean(text: str, *, multiline: bool = False) -> str:
 
     Idempotent: cleaning twice equals cleaning once.
     """
-    previous = None
-    while previous != text:  # removing one sequence can join the halves of another
-        previous, text = text, _CONTROLS.sub("", _ESCAPES.sub("", text))
-    if multiline:
-        return text.replace("\u2028", "\n").replace("\u2029", "\n")
-    return _BREAKS.sub(" ", text)
+    text = clean_text(_ESCAPES.sub("", text))
+    return text if multiline else _BREAKS.sub(" ", text)
 
 
 def _colored(stream: TextIO) -> bool:

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.core.text import clean_text
 from harness.ledger.events import Event, UnknownEventError, parse_line
 
 _MAX_VALUE = 160
 _LONG_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,52}\b")
-_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def render(data: bytes) -> str:
@@ -33,12 +33,12 @@ def _block(number: int, line: bytes) -> str:
         event = parse_line(line)
         rows = list(_rows(event))
     except (ValueError, UnknownEventError) as error:
-        raw = clean(line.decode("utf-8", "replace"))
-        return f"!! line {number}: {clean(str(error))}\n   {raw}\n\n"
+        raw = _clean(line.decode("utf-8", "replace"))
+        return f"!! line {number}: {_clean(str(error))}\n   {raw}\n\n"
     when = event.at[:19].replace("T", " ")
     mark = " critical" if event.critical else ""
     head = (
-        f"{event.run} {event.kind}{mark} · {when} UTC · {event.actor.kind} {clean(event.actor.name)} · {event.sha[:12]}"
+        f"{event.run} {event.kind}{mark} · {when} UTC · {event.actor.kind} {_clean(event.actor.name)} · {event.sha[:12]}"
     )
     return "\n".join([head, *(f"  {row}" for row in rows), "", ""])
 
@@ -47,13 +47,13 @@ def _rows(event: Event) -> Iterator[str]:
     for key, value in event.data.items():
         if value in (None, "", [], {}):
             continue
-        name = clean(key)
+        name = _clean(key)
         if key == "changes" and isinstance(value, list):
             for change in value:
                 yield f"change {_change(change)}"
         elif isinstance(value, Mapping) and value and all(_is_interval(item) for item in value.values()):
             for metric, item in value.items():
-                yield f"{name} {clean(metric)}: {_short(item['mean'])} [{_short(item['low'])}, {_short(item['high'])}]"
+                yield f"{name} {_clean(metric)}: {_short(item['mean'])} [{_short(item['low'])}, {_short(item['high'])}]"
         else:
             yield f"{name}: {_short(value)}"
 
@@ -61,7 +61,7 @@ def _rows(event: Event) -> Iterator[str]:
 def _change(change: Any) -> str:
     if not isinstance(change, Mapping) or not {"key", "old", "new"} <= change.keys():
         return _short(change)
-    return f"{clean(str(change['key']))}: {_short(change['old'])} → {_short(change['new'])}"
+    return f"{_clean(str(change['key']))}: {_short(change['old'])} → {_short(change['new'])}"
 
 
 def _is_interval(value: Any) -> bool:
@@ -69,14 +69,13 @@ def _is_interval(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
+    text = _clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
     text = _LONG_HASH.sub(r"\1…", text)
     return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}… ({len(text)} characters)"
 
 
-def clean(text: str) -> str:
-    """Return one line without control characters and without marks that reorder text on a terminal."""
-    return _HIDDEN.sub("", text.replace("\n", " ⏎ "))
+def _clean(text: str) -> str:
+    return clean_text(text).replace("\n", " ⏎ ").replace("\t", " ")
 
 
 def main(arguments: list[str] | None = None) -> int:

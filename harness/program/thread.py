@@ -5,14 +5,13 @@ The block is a pure function of the ledger's state, so two people who render it 
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.core.canonical import decode_number
 from harness.core.errors import ConfigError
 from harness.core.files import atomic_write
+from harness.core.text import md_escape
 from harness.ledger import RunState, State
 from harness.program.model import Program
 
@@ -21,8 +20,7 @@ END = "<!-- harness:end -->"
 _DECISIONS_SHOWN = 10
 _OPEN_SHOWN = 20
 _STATUSES = ("running", "created", "completed", "failed", "interrupted", "stopped")
-_SPECIAL = re.compile(r"([\\`*_\[\]#!|~{}$])")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
+_INLINE_CHARS = 200
 
 
 class HeldOut(NamedTuple):
@@ -34,13 +32,9 @@ class HeldOut(NamedTuple):
     text: str
 
 
-def inline(text: str, limit: int = 200) -> str:
-    """Return text as one line of Markdown that renders as itself: no markup, mention, table cell or comment."""
-    shown = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text)
-    flat = " ".join(shown.split())
-    flat = flat if len(flat) <= limit else flat[: limit - 1] + "…"
-    flat = _SPECIAL.sub(r"\\\1", flat)
-    return re.sub(r"[&<>@]", lambda match: _ENTITIES[match[0]], flat)
+def _inline(text: str) -> str:
+    """Return text as one short line of Markdown that renders as itself, in a list item or in a table cell."""
+    return md_escape(text, line_start=False, limit=_INLINE_CHARS)
 
 
 def _number(value: Any) -> float | None:
@@ -102,22 +96,22 @@ def _standing(state: State) -> list[str]:
         lines.append("- Champion: none yet; no run has been promoted.")
     else:
         at = (champion.promoted or {}).get("at", "")
-        lines.append(f"- Champion: **{champion.run}**, {inline(champion.hypothesis)} (promoted {at[:10]})")
+        lines.append(f"- Champion: **{champion.run}**, {_inline(champion.hypothesis)} (promoted {at[:10]})")
         lines += _results(champion)
     best = best_run(state)
     if best is not None and best is not champion:
         tried = sum(bool(held_out(run)) for run in state.runs.values())
-        lines.append(f"- Best held-out reward of {tried} evaluated: **{best.run}**, {inline(best.hypothesis)}")
+        lines.append(f"- Best held-out reward of {tried} evaluated: **{best.run}**, {_inline(best.hypothesis)}")
         lines += _results(best)
     if state.amendments:
         last = state.amendments[-1]
         name, reason = str(last.get("file", "")), str(last.get("reason", ""))
-        lines.append(f"- Last amendment: {inline(name)}, {last['at'][:10]}: {inline(reason)}")
+        lines.append(f"- Last amendment: {_inline(name)}, {last['at'][:10]}: {_inline(reason)}")
     return lines
 
 
 def _results(run: RunState) -> list[str]:
-    return [f"  - {inline(result.env)} at step {result.step}: {result.text}" for result in held_out(run)]
+    return [f"  - {_inline(result.env)} at step {result.step}: {result.text}" for result in held_out(run)]
 
 
 def _decisions(state: State) -> list[str]:
@@ -160,7 +154,7 @@ def _shorten(names: Sequence[str], shown: int = 8) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    return lines + [f"| {' | '.join(inline(cell) for cell in row)} |" for row in rows]
+    return lines + [f"| {' | '.join(_inline(cell) for cell in row)} |" for row in rows]
 
 
 def replace_block(text: str, block: str) -> str:

@@ -12,7 +12,7 @@ import jinja2
 import matplotlib
 
 from harness.reports.blocks import Block
-from harness.reports.sanitize import clean_text
+from harness.core.text import clean_text
 
 GENERATOR = f"harness; matplotlib {matplotlib.__version__}"
 

@@ -16,7 +16,7 @@ from harness.reports.blocks import (
     Quote,
     Table,
 )
-from harness.reports.sanitize import md_code, md_escape, md_fence
+from harness.core.text import md_code, md_escape, md_fence
 
 MAX_BYTES = 1_000_000
 """GitHub refuses a step summary above 1 MiB; a report stays below."""

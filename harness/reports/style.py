@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from harness.reports.sanitize import one_line
+from harness.core.text import one_line
 
 INK, SOFT, GRID = "#1b1f24", "#59636e", "#e4e8ec"
 # Okabe & Ito 2008, "Color Universal Design": distinguishable with every common colour blindness.

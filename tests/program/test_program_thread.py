@@ -5,17 +5,20 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from harness.core.errors import ConfigError, NotFoundError, RefusedError, UsageError
 from harness.ledger import Ledger, fold
 from harness.program import Program, init_program, protocol_hashes, render_thread, unamended
 from harness.program.amend import amend, check_amended
-from harness.program.thread import BEGIN, END, best_run, inline, replace_block, thread_block
+from harness.program.thread import BEGIN, END, best_run, replace_block, thread_block
 
 EVIL = (
     "</td><script>alert(1)</script> | `x` <!-- harness:end --> @all #1 [a](http://e) ![i](http://e)"
     "\n## forged\n\x1b[31m\u202e"
 )
+
+MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
 
 @pytest.fixture
@@ -140,18 +143,13 @@ def test_hostile_text_cannot_leave_its_cell(program, ledger):
     render_thread(program, ledger.state())
     text = program.thread.read_text()
     assert text.count(BEGIN) == text.count(END) == 1
-    assert "<script" not in text and "\x1b" not in text and "\u202e" not in text and "@all" not in text
+    kinds = {child.type for token in MARKDOWN.parse(text) for child in token.children or []}
+    assert kinds <= {"text", "text_special", "softbreak", "strong_open", "strong_close", "code_inline"}
+    assert "\x1b" not in text and "\u202e" not in text and "@all" not in text
     assert "\n## forged" not in text
     rows = [line for line in text.splitlines() if line.startswith("| run-001")]
     assert [row.replace("\\|", "").count("|") for row in rows] == [6]
     assert not render_thread(program, ledger.state())
-
-
-@given(st.text())
-def test_inline_is_one_inert_line(text):
-    shown = inline(text)
-    assert "\n" not in shown and "<" not in shown and ">" not in shown and "@" not in shown
-    assert len(shown) <= 1200
 
 
 @given(st.text(alphabet="ab\n#", max_size=30), st.text(alphabet="xy\n|", max_size=20))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
-from payloads import PAYLOADS
+from tests.payloads import PAYLOADS
 from reports_synthetic import RUN
 
 from harness.core.errors import UsageError

@@ -1,8 +1,9 @@
-"""One sanitiser per medium: model output is hostile text in Markdown and in HTML.
+"""Text that others wrote, made safe to show: one cleaner for every medium, one escape for Markdown.
 
-`clean_text` takes out what no medium should show (control, bidirectional and invisible
-characters); `md_escape` and `md_code` make one line of Markdown inert; `md_fence` wraps a block.
-HTML is escaped by the template engine, which sees the same cleaned text.
+Hypotheses, reasons, model output and names of files are hostile until cleaned. `clean_text` takes out
+what no medium should show (control, bidirectional and invisible characters); `md_escape` and `md_code`
+make one line of Markdown inert; `md_fence` wraps a block. HTML is escaped by the template engine and
+terminal escape sequences are cut out by `cli.output`; both build on the same cleaned text.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def one_line(text: str, limit: int = 2000) -> str:
     return flat if len(flat) <= limit else f"{flat[:limit]} … ({len(flat) - limit} characters omitted)"
 
 
-def md_escape(text: str, *, line_start: bool = True) -> str:
+def md_escape(text: str, *, line_start: bool = True, limit: int = 2000) -> str:
     """Return `text` as one line of Markdown that renders as itself and as nothing else.
 
     Mentions, issue references and automatic links are recognised after rendering, so escaping
@@ -61,8 +62,9 @@ def md_escape(text: str, *, line_start: bool = True) -> str:
         text: any string.
         line_start: whether it may stand at the start of a line, where list marks have a meaning;
             False inside a table row keeps signs of numbers readable.
+        limit: characters kept, as `one_line` cuts them.
     """
-    flat = _MD_SPECIAL.sub(r"\\\1", one_line(text))
+    flat = _MD_SPECIAL.sub(r"\\\1", one_line(text, limit))
     for pattern, replacement in _BREAKS:
         flat = pattern.sub(replacement, flat)
     return _LINE_START.sub(_escape_start, flat) if line_start else flat
