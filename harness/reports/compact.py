@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.core.canonical import canonical_json, decode_number, encode_non_finite, strict_loads
 from harness.core.errors import ConfigError
+from harness.core.numbers import number_or_none
 from harness.reports.model import Metrics, Sample
 
 METRICS_BYTES = 1_200_000
@@ -146,15 +147,8 @@ def _order(run: str, env: str, step: int) -> Callable[[Mapping[str, Any]], bytes
 
 
 def _reward(row: Mapping[str, Any]) -> float:
-    value = _maybe_number(row.get("reward"))
+    value = number_or_none(row.get("reward"))
     return value if value is not None and math.isfinite(value) else -math.inf
-
-
-def _maybe_number(value: Any) -> float | None:
-    try:
-        return decode_number(value)
-    except ValueError:
-        return None
 
 
 def sample_line(row: Mapping[str, Any], *, redistributable: bool) -> str:
@@ -208,8 +202,8 @@ def parse_samples(text: str, where: str) -> tuple[Sample, ...]:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    tokens, reward = _maybe_number(row["tokens"]), _maybe_number(row["reward"])
-    components = {str(k): _maybe_number(v) for k, v in row["components"].items()}
+    tokens, reward = number_or_none(row["tokens"]), number_or_none(row["reward"])
+    components = {str(k): number_or_none(v) for k, v in row["components"].items()}
     return Sample(
         env=str(row["env"]),
         step=int(row["step"]),
@@ -222,6 +216,6 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         components={k: v for k, v in sorted(components.items()) if v is not None},
         diagnostics={str(k): str(v) for k, v in sorted(row["diagnostics"].items())},
         failure="" if row["failure"] is None else str(row["failure"]),
-        advantage=_maybe_number(row["advantage"]),
+        advantage=number_or_none(row["advantage"]),
         tokens=None if tokens is None else int(tokens),
     )

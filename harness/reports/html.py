@@ -11,8 +11,8 @@ from importlib import resources
 import jinja2
 import matplotlib
 
-from harness.reports.blocks import Block
 from harness.core.text import clean_text
+from harness.reports.blocks import Block
 
 GENERATOR = f"harness; matplotlib {matplotlib.__version__}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.core.text import md_code, md_escape, md_fence
 from harness.reports.blocks import (
     Block,
     Bullets,
@@ -16,7 +17,6 @@ from harness.reports.blocks import (
     Quote,
     Table,
 )
-from harness.core.text import md_code, md_escape, md_fence
 
 MAX_BYTES = 1_000_000
 """GitHub refuses a step summary above 1 MiB; a report stays below."""

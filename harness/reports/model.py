@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,6 +226,15 @@ class ReportData:
 def _base_first(evals: Sequence[Eval], env: str, prompt: str) -> list[Eval]:
     chosen = [e for e in evals if e.env == env and e.prompt == prompt]
     return sorted(chosen, key=lambda e: e.subject != "base")
+
+
+def reward_parts(names: Iterable[str], data: ReportData, env: str) -> list[str]:
+    """Return the reward and its components, in order: what shares the scale from 0 to 1.
+
+    Counts and lengths are in the table. Without training metrics (an import) every name is kept.
+    """
+    parts = {"reward", *data.metrics.components(env)}
+    return [name for name in metric_order(list(names)) if name in parts or len(parts) == 1]
 
 
 def metric_order(names: Mapping[str, Any] | Sequence[str] | set[str]) -> list[str]:

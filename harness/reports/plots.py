@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from harness.reports.model import Estimate, LabelRow, ReportData, metric_order
+from harness.reports.model import Estimate, LabelRow, ReportData, metric_order, reward_parts
 from harness.reports.style import (
     BLUE,
     GRID,
@@ -66,14 +66,14 @@ def _finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def _shown_metrics(means: Mapping[str, Estimate]) -> list[str]:
-    return [name for name in metric_order(means) if math.isfinite(means[name].mean)][:MAX_METRICS]
+def _shown_metrics(data: ReportData, env: str, means: Mapping[str, Estimate]) -> list[str]:
+    return [name for name in reward_parts(means, data, env) if math.isfinite(means[name].mean)][:MAX_METRICS]
 
 
 def _heldout(data: ReportData, env: str) -> Plot | None:
     curve = data.curve(env)
     final = data.final(env)
-    names = _shown_metrics(final.means) if final else []
+    names = _shown_metrics(data, env, final.means) if final else []
     if len(curve) < 2 or not names:
         return None
     figure, axes = new_figure(len(names), columns=2 if len(names) in (2, 4) else 3)
@@ -129,7 +129,7 @@ def _gain(data: ReportData, env: str) -> Plot | None:
     final = data.final(env)
     if final is None or not (final.gain or final.gain_shipped):
         return None
-    names = _shown_metrics(final.gain or final.gain_shipped)
+    names = _shown_metrics(data, env, final.gain or final.gain_shipped)
     room = label_room([plot_text(name) for name in names])
     figure, (axis,) = new_figure(1, columns=1, height_in=0.95 + 0.52 * len(names), left_in=room)
     for row, name in enumerate(names):

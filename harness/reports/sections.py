@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from harness.core.numbers import spell_duration
 from harness.core.types import Verdict
 from harness.reports.blocks import (
     Block,
@@ -22,7 +23,7 @@ from harness.reports.blocks import (
     strong,
     text,
 )
-from harness.reports.model import Estimate, Eval, GateRow, ReportData, Sample, metric_order
+from harness.reports.model import Estimate, Eval, GateRow, ReportData, Sample, metric_order, reward_parts
 from harness.reports.plots import Plot
 from harness.reports.warn import top_answer_share
 
@@ -93,15 +94,6 @@ def _number(value: float, sign: str = "") -> str:
     if not math.isfinite(value):
         return "not finite" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     return f"{value:{sign}.3f}".replace("-", "−")
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None or not math.isfinite(seconds):
-        return "—"
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _head(data: ReportData) -> list[Block]:
@@ -267,7 +259,7 @@ def _curves(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
     for env in data.eval_environments():
         blocks += _figure(plots, f"heldout-{env}")
         points = data.curve(env)
-        names = metric_order({name for point in points for name in point.means})[:4]
+        names = reward_parts({name for point in points for name in point.means}, data, env)[:4]
         if len(points) > 1:
             rows = tuple(
                 (
@@ -367,7 +359,7 @@ def _attempts(data: ReportData) -> list[Block]:
             text(" ".join(part for part in (a.failure, a.reason) if part) or "—"),
             text(a.resumed_from or "—"),
             text("—" if a.step is None else str(a.step)),
-            text(_duration(a.wall_s)),
+            text("—" if a.wall_s is None else spell_duration(a.wall_s)),
             text("—" if a.tokens is None else f"{a.tokens:,}"),
             text(a.host or "—"),
         )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from harness.core.canonical import decode_number
+from harness.core.numbers import number_or_none
 from harness.core.types import FailureClass
 from harness.reports.model import ChangeRow, Eval, ReportData
 
@@ -79,11 +78,7 @@ def _policy(data: ReportData, env: str) -> list[str]:
 
 def top_answer_share(entry: Eval) -> float | None:
     """Return the share of the most frequent answer of an eval, when the eval recorded it."""
-    value: Any = entry.extra.get("top_answer_share")
-    try:
-        return None if value is None else decode_number(value)
-    except ValueError:
-        return None
+    return number_or_none(entry.extra.get("top_answer_share"))
 
 
 def _training(data: ReportData) -> list[str]:
