@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from harness.config.changes import Basis
 from harness.config.load import resolved
 from harness.config.schema import EnvSection, RunConfig
 from harness.core.canonical import content_sha
+from harness.core.git import git_line
 from harness.envs.base import Environment, merge_components, tasks_sha
 from harness.envs.registry import ENVIRONMENTS, load_environment
 from harness.ledger import RunState
@@ -131,13 +131,7 @@ def code_facts(package: Path | None = None) -> dict[str, Any]:
 
 def _last_commit(folder: Path) -> str | None:
     """Return the last commit that touched a folder; None outside git, or where git does not track it."""
-    try:
-        done = subprocess.run(
-            ["git", "log", "-1", "--format=%H", "--", "."], cwd=folder, capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return None
-    return done.stdout.strip() or None
+    return git_line(folder, "log", "-1", "--format=%H", "--", ".")
 
 
 def _tree_sha(folder: Path) -> str:

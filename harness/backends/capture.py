@@ -6,22 +6,14 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from harness.core.canonical import content_sha, sha256_hex
 from harness.core.files import atomic_write
+from harness.core.git import git_line, git_output
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def _processor() -> str:
@@ -47,8 +39,8 @@ def capture_environment(root: Path, folder: Path) -> dict[str, Any]:
         root: the program, a git repository or not.
         folder: the run directory.
     """
-    commit = (_git(root, "rev-parse", "HEAD") or "").strip() or None
-    diff = _git(root, "diff", "HEAD") if commit else None
+    commit = git_line(root, "rev-parse", "HEAD")
+    diff = git_output(root, "diff", "HEAD") if commit else None
     if diff:
         atomic_write(folder / "dirty.diff", diff)
     installed = packages()

@@ -20,12 +20,13 @@ from harness.config.schema import RunConfig
 from harness.core.canonical import decode_number, sha256_file, strict_loads
 from harness.core.errors import ConfigError, HarnessError, InfraError, RefusedError, StoppedError
 from harness.core.files import atomic_write, file_lock
+from harness.core.paths import cache_dir
 from harness.core.types import FailureClass, Outcome
 from harness.envs.registry import load_environment
 from harness.evaluation.heldout import Recorder, Suite, load_suites, run_prompts, run_suite
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import WEIGHTS
-from harness.inference.models import LoadedModel, cache_dir, load_model, pick_device
+from harness.inference.models import LoadedModel, load_model, pick_device
 from harness.ledger import Ledger, NewEvent, RunState, State, is_alive, this_process
 from harness.program import Program, read_context
 from harness.program.documents import Context
@@ -319,7 +320,7 @@ def check_leaks(envs: Mapping[str, TrainingEnv], suites: Sequence[Suite]) -> Non
         for task in suite.tasks:
             if task.id in ids or task.sha in contents or task.cluster in clusters:
                 raise RefusedError(
-                    f"held-out task {task.id} of {suite.protocol.id}, or its cluster {task.cluster}, is also trained on",
+                    f"held-out task {task.id} of {suite.protocol.id} (or its cluster {task.cluster}) is trained on too",
                     "training and evaluation must use disjoint splits; compare [[env]] args with CONTEXT.md",
                 )
 

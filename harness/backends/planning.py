@@ -14,11 +14,11 @@ from harness.backends.rules import check_frozen, check_no_change, check_one_chan
 from harness.config.changes import Basis, Change, ChangeSet, change_set, diff, is_nuisance
 from harness.config.load import config_from, config_sha, load_config, render_config, set_key
 from harness.config.schema import EnvSampling, EnvSection, ModelSection, RunConfig
-from harness.config.validate import suggestion
 from harness.core.canonical import sha256_hex
 from harness.core.errors import ConfigError, HarnessError, InfraError, NotFoundError, RefusedError, UsageError
 from harness.core.files import atomic_write
 from harness.core.ids import check_name, run_id, run_number
+from harness.core.names import did_you_mean
 from harness.ledger import Actor, Ledger, NewEvent, RunState, State
 from harness.program import Context, Plan, Program, check_documents, protocol_hashes
 from harness.program.amend import check_amended
@@ -226,7 +226,7 @@ def _base(state: State, request: Request) -> RunState | None:
         run = state.runs.get(request.from_run)
         if run is None:
             raise NotFoundError(
-                f"there is no run {request.from_run[:80]!r}", suggestion(request.from_run, list(state.runs)[-20:])
+                f"there is no run {request.from_run[:80]!r}", did_you_mean(request.from_run, list(state.runs)[-20:])
             )
         if stored_basis(run) is None:
             raise RefusedError(f"{run.run} has no config to start from ({run.kind})", "name a training run with --from")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.cli.extras import EXTRAS
+from harness.core.git import git_line
+from harness.core.paths import cache_dir
 
 GIB = 1024**3
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -194,25 +195,14 @@ def check_disk(folder: Path, what: str, need: int) -> Iterator[Finding]:
         yield Finding(what, "ok", found)
 
 
-def _git(folder: Path, *args: str) -> str | None:
-    """Return what a git command prints, or None when it fails."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def check_git(folder: Path, in_program: bool) -> Iterator[Finding]:
     """Look for git, an identity, and the diff driver that makes the ledger readable."""
-    version = _git(folder, "--version")
+    version = git_line(folder, "--version")
     if version is None:
         yield Finding("git", "fail", "not found", "install git; a program is a git repository")
         return
     yield Finding("git", "ok", version)
-    name, email = _git(folder, "config", "user.name"), _git(folder, "config", "user.email")
+    name, email = git_line(folder, "config", "user.name"), git_line(folder, "config", "user.email")
     if name and email:
         yield Finding("git identity", "ok", f"{name} <{email}>")
     else:
@@ -220,23 +210,15 @@ def check_git(folder: Path, in_program: bool) -> Iterator[Finding]:
         yield Finding("git identity", "warn", "not set", advice)
     if not in_program:
         return
-    if _git(folder, "rev-parse", "--show-toplevel") is None:
+    if git_line(folder, "rev-parse", "--show-toplevel") is None:
         yield Finding("git repository", "warn", f"{folder} is in no repository", "git init")
         return
-    textconv = _git(folder, "config", "diff.harness-ledger.textconv")
+    textconv = git_line(folder, "config", "diff.harness-ledger.textconv")
     if textconv:
         yield Finding("ledger diff", "ok", f"textconv: {textconv}")
     else:
         advice = "git config diff.harness-ledger.textconv 'harness ledger textconv'"
         yield Finding("ledger diff", "warn", "git diff shows raw JSON", advice)
-
-
-def cache_dir() -> Path:
-    """Return the folder of converted models: HARNESS_CACHE, else XDG_CACHE_HOME/harness, else ~/.cache/harness."""
-    if override := os.environ.get("HARNESS_CACHE"):
-        return Path(override)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "harness"
 
 
 def check_model_cache() -> Iterator[Finding]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import output
-from harness.cli.names import suggest
 from harness.cli.output import Line, Result, Styled, fields, rows_document, table
 from harness.cli.shared import command, new_app
 from harness.core.errors import NotFoundError, UsageError
+from harness.core.names import did_you_mean
 
 if TYPE_CHECKING:
     from harness.core.types import Message, Score, Task
@@ -169,7 +169,7 @@ def _load(name: str, task: str, split: str, arguments: list[str]) -> tuple[Envir
     for candidate in tasks:
         if candidate.id == task:
             return env, candidate, len(tasks)
-    hint = suggest(task, [t.id for t in tasks], f"ids look like {tasks[0].id}; --split chooses another split")
+    hint = did_you_mean(task, [t.id for t in tasks], f"ids look like {tasks[0].id}; --split chooses another split")
     raise NotFoundError(f"no task {task!r} in split {split!r} of {name}", hint)
 
 

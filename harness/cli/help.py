@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.main import BROKEN_PIPE
-from harness.cli.names import suggest
 from harness.cli.output import Line, Result, Styled, fields
 from harness.cli.root import COMMANDS, load_command, root_help
 from harness.cli.shared import command, new_app
 from harness.core.errors import ExitCode, NotFoundError
+from harness.core.names import did_you_mean
 
 EXIT_CODES: dict[int, str] = {
     ExitCode.OK: "done; the answer, if there was a question, is yes",
@@ -59,7 +59,7 @@ def show_help(
         text = help_of(topic)
         return Result({"command": topic, "help": text}, [text], multiline=True)
     names = [*TOPICS, *COMMANDS]
-    raise NotFoundError(f"no help on {topic!r}", suggest(topic, names, "`harness --help` lists the commands"))
+    raise NotFoundError(f"no help on {topic!r}", did_you_mean(topic, names, "`harness --help` lists the commands"))
 
 
 def help_of(name: str, width: int = 100) -> str:

@@ -11,8 +11,9 @@ from harness.cli.output import Line, Result, Styled, mutation_document, rows_doc
 from harness.cli.progress import progress, quiet_libraries
 from harness.cli.shared import All, DryRun, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
-from harness.cli.views import interval, number, styled
+from harness.cli.views import styled
 from harness.core.errors import ExitCode, UsageError
+from harness.core.numbers import number_or_none, spell_interval
 
 if TYPE_CHECKING:
     from harness.program.model import Program
@@ -52,8 +53,8 @@ def eval_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
             str(row.get("step", "-")),
             f"{row.get('n')} of {row.get('requested')}",
             metric,
-            interval(mean),
-            interval((row.get("gain") or {}).get(metric)),
+            spell_interval(mean),
+            spell_interval((row.get("gain") or {}).get(metric)),
         )
         for row in rows
         for metric, mean in (row.get("means") or {}).items()
@@ -179,8 +180,8 @@ def _gate_lines(outcome: GateOutcome) -> list[Line]:
             check.env,
             check.check,
             check.metric,
-            number(check.value),
-            number(check.bound),
+            number_or_none(check.value),
+            number_or_none(check.bound),
             styled(check.verdict),
         )
         for gate in outcome.gates

@@ -14,11 +14,12 @@ import typer
 
 from harness.cli.output import Line, Result, Styled, fields, mutation_document, narrate, settings
 from harness.cli.processes import live_process
-from harness.cli.progress import duration, progress, quiet_libraries
+from harness.cli.progress import progress, quiet_libraries
 from harness.cli.shared import DryRun, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.cli.views import DETACHED, change_lines, read_detached, section, styled
 from harness.core.errors import BusyError, ExitCode, UsageError
+from harness.core.numbers import spell_duration
 
 if TYPE_CHECKING:
     from harness.backends.launch import Launch
@@ -210,9 +211,9 @@ def _estimate(here: Program, plan: Launch) -> Result:
                     f"{found['parameters'] / 1e6:.0f} M weights, {found['adapter_parameters'] / 1e6:.1f} M trained",
                 ),
                 ("machine", f"{machine['device']}, {machine['dtype']}, {machine['gflops']:.0f} GFLOP/s"),
-                ("a step", duration(found["step_s"])),
-                ("an eval", duration(found["eval_s"])),
-                ("in all", f"about {duration(found['total_s'])} (from shapes; within a factor of two)"),
+                ("a step", spell_duration(found["step_s"])),
+                ("an eval", spell_duration(found["eval_s"])),
+                ("in all", f"about {spell_duration(found['total_s'])} (from shapes; within a factor of two)"),
                 ("memory", Styled(memory + ", too little", "bad") if tight else memory),
                 ("disk", f"{found['disk_bytes'] / 2**20:.0f} MiB of adapters and checkpoints"),
             ]

@@ -11,8 +11,9 @@ from harness.cli import views
 from harness.cli.output import Line, Result, Styled, fields, rows_document, table
 from harness.cli.shared import All, Limit, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state
-from harness.cli.views import change_lines, interval, section, styled
+from harness.cli.views import change_lines, section, styled
 from harness.core.errors import RefusedError
+from harness.core.numbers import spell_interval
 
 if TYPE_CHECKING:
     from harness.ledger import RunState
@@ -117,8 +118,8 @@ def _eval_lines(evals: list[dict[str, Any]]) -> list[Line]:
                 data.get("env"),
                 data.get("prompt"),
                 items,
-                interval(data.get("means", {}).get("reward")),
-                interval((data.get("gain") or {}).get("reward")),
+                spell_interval(data.get("means", {}).get("reward")),
+                spell_interval((data.get("gain") or {}).get("reward")),
             )
         )
     header = ["step", "subject", "env", "prompt", "items", "reward", "gain"]

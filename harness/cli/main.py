@@ -125,18 +125,18 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _no_command(first: str) -> UsageError:
-    from harness.cli.names import suggest
+    from harness.core.names import did_you_mean
 
     if first.startswith("-"):
         options = ("--help", "--version", "--install-completion", "--show-completion")
-        hint = suggest(first, options, "options of a command stand after its name; `harness --help` lists both")
+        hint = did_you_mean(first, options, "options of a command stand after its name; `harness --help` lists both")
         return UsageError(f"no option {first!r}", hint)
-    return UsageError(f"no command {first!r}", suggest(first, COMMANDS, "`harness --help` lists the commands"))
+    return UsageError(f"no command {first!r}", did_you_mean(first, COMMANDS, "`harness --help` lists the commands"))
 
 
 def _usage(error: Any) -> int:
     """Show a parse error of typer in the house form: one message, a suggestion, the command's help."""
-    from harness.cli.names import suggest
+    from harness.core.names import did_you_mean
 
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "harness"
@@ -149,7 +149,7 @@ def _usage(error: Any) -> int:
     wrong = getattr(error, "option_name", "")
     if wrong and context is not None:
         options = [name for param in context.command.get_params(context) for name in param.opts]
-        hint = suggest(wrong, options, hint)
+        hint = did_you_mean(wrong, options, hint)
     elif near:
         hint = f"did you mean {near} {hint}"
     return output.write_error(UsageError(_lower_first(message.rstrip(".")), hint))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from harness.cli.output import narrate, settings
+from harness.core.numbers import spell_duration
 
 Report = Callable[[dict[str, Any]], None]
 _SHOWN = ("reward", "zero_spread", "entropy", "kl", "grad_norm", "tokens_per_s", "loss")
@@ -48,13 +49,6 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"(transformers|peft|torch)\.")
 
 
-def duration(seconds: float) -> str:
-    """Spell seconds as people do: 42 s, 3.5 min, 2.1 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def with_projection(report: Report, clock: Callable[[], float]) -> Report:
     """Return a callback that also says, after two training steps, what the rest will take.
 
@@ -75,7 +69,8 @@ def with_projection(report: Report, clock: Callable[[], float]) -> Report:
         first["done"] = step
         per_step = (clock() - first["at"]) / max(step - first["step"], 1)
         memory = _peak_bytes() / 2**30
-        text = f"{duration(per_step)} a step, {duration(per_step * (steps - step))} to step {steps} besides evals"
+        rest = spell_duration(per_step * (steps - step))
+        text = f"{spell_duration(per_step)} a step, {rest} to step {steps} besides evals"
         report({"phase": "estimate", "message": f"{text}; peak memory {memory:.1f} GiB so far"})
 
     return projected

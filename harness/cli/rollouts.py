@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.names import suggest
 from harness.cli.output import Line, Result, Styled, page, rows_document
 from harness.cli.shared import All, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state
-from harness.cli.views import number
 from harness.core.errors import NotFoundError, UsageError
+from harness.core.names import did_you_mean
+from harness.core.numbers import number_or_none
 
 app = new_app()
 APPS = {"rollouts": app}
@@ -79,14 +79,16 @@ def _read(folder: Path, env: str) -> list[dict[str, Any]]:
 
     files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
     if env and env not in files:
-        raise NotFoundError(f"no rollouts of {env!r} in this step", suggest(env, files, f"stored: {', '.join(files)}"))
+        raise NotFoundError(
+            f"no rollouts of {env!r} in this step", did_you_mean(env, files, f"stored: {', '.join(files)}")
+        )
     return [
         {"env": name} | row for name, path in files.items() if not env or name == env for row in read_rollouts(path)
     ]
 
 
 def _reward(row: dict[str, Any]) -> float:
-    reward = number(row.get("reward"))
+    reward = number_or_none(row.get("reward"))
     return float("-inf") if reward is None else reward
 
 
@@ -95,9 +97,10 @@ def _lines(rows: list[dict[str, Any]], counts: dict[str, int], run: str, step: i
         return ["no rollout matches"]
     lines: list[Line] = []
     for row in rows:
-        reward = number(row.get("reward"))
-        advantage = number(row.get("advantage"))
-        components = ", ".join(f"{name} {number(value):g}" for name, value in (row.get("components") or {}).items())
+        reward = number_or_none(row.get("reward"))
+        advantage = number_or_none(row.get("advantage"))
+        numbers = {name: number_or_none(value) for name, value in (row.get("components") or {}).items()}
+        components = ", ".join(f"{name} {value:g}" for name, value in numbers.items() if value is not None)
         head = f"{row['env']}  {row.get('task')}  group {row.get('group')} #{row.get('index')}"
         shown = "-" if reward is None else f"{reward:.3f}"
         lines.append((Styled(f"reward {shown}", "strong"), f"  {head}"))

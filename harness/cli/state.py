@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.cli.names import suggest
 from harness.cli.output import Styled, narrate
 from harness.core.errors import NotFoundError
 from harness.core.ids import run_number
+from harness.core.names import did_you_mean
 
 if TYPE_CHECKING:
     from harness.ledger import RunState, State
@@ -55,4 +55,4 @@ def find_run(state: State, run: str) -> RunState:
     run_number(run)
     if not state.runs:
         raise NotFoundError(f"{run} does not exist; the ledger has no runs", "`harness new-run` plans the first one")
-    raise NotFoundError(f"{run} does not exist", suggest(run, state.runs, "`harness list` shows the runs"))
+    raise NotFoundError(f"{run} does not exist", did_you_mean(run, state.runs, "`harness list` shows the runs"))

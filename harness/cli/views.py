@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.names import suggest
 from harness.cli.output import Line, Part, Result, Styled, fields, page, rows_document, table
 from harness.cli.state import program, read_state
 from harness.core.errors import UsageError
+from harness.core.names import did_you_mean
+from harness.core.numbers import number_or_none
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,33 +40,6 @@ _STYLES = {
 def styled(word: str | None) -> Part:
     """Return a status, decision or verdict in its colour; `-` when there is none."""
     return Styled(word, _STYLES[word]) if word in _STYLES else word or "-"
-
-
-def number(value: Any) -> float | None:
-    """Return a number of an event as float, None when absent or no number."""
-    from harness.core.canonical import decode_number
-
-    try:
-        return decode_number(value)
-    except ValueError:
-        return None
-
-
-def interval(value: Mapping[str, Any] | None) -> str:
-    """Spell `{mean, low, high}` as `0.512 [0.430, 0.594]`."""
-    if not value:
-        return "-"
-    mean, low, high = (number(value.get(key)) for key in ("mean", "low", "high"))
-    if mean is None:
-        return "-"
-    bounds = f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else ""
-    return f"{mean:.3f}{bounds}"
-
-
-def last_evals(run: RunState) -> dict[str, dict[str, Any]]:
-    """Return the last held-out eval of the policy per environment."""
-    evals = [data for data in run.evals if data.get("subject") == "policy" and data.get("prompt", "run") == "run"]
-    return {str(data.get("env")): data for data in evals}
 
 
 def alive(attempt: Mapping[str, Any]) -> bool | None:
@@ -95,7 +69,9 @@ def live_status(run: RunState) -> str:
 
 def run_row(run: RunState) -> dict[str, Any]:
     """Return a run as one row of `harness list`; the same members in every row."""
-    last = last_evals(run)
+    from harness.ledger.results import last_policy_evals
+
+    last = last_policy_evals(run)
     return {
         "run": run.run,
         "status": live_status(run),
@@ -112,7 +88,7 @@ def run_row(run: RunState) -> dict[str, Any]:
 
 
 def _brief(values: Mapping[str, Any], signed: bool = False) -> str:
-    means = {env: number((value or {}).get("mean")) for env, value in values.items()}
+    means = {env: number_or_none((value or {}).get("mean")) for env, value in values.items()}
     spelt = [(env, f"{mean:+.3f}" if signed else f"{mean:.3f}") for env, mean in means.items() if mean is not None]
     if len(means) == 1:
         return spelt[0][1] if spelt else "-"
@@ -129,10 +105,12 @@ def list_runs(status: str = "", decision: str = "", limit: int = 100, everything
         everything: show all of them.
     """
     if status and status not in STATUSES:
-        raise UsageError(f"no status {status!r}", suggest(status, STATUSES, f"one of {', '.join(STATUSES)}"))
+        raise UsageError(f"no status {status!r}", did_you_mean(status, STATUSES, f"one of {', '.join(STATUSES)}"))
     decisions = ("keep", "reject", "rerun", "retune", "inconclusive", "none")
     if decision and decision not in decisions:
-        raise UsageError(f"no decision {decision!r}", suggest(decision, decisions, f"one of {', '.join(decisions)}"))
+        raise UsageError(
+            f"no decision {decision!r}", did_you_mean(decision, decisions, f"one of {', '.join(decisions)}")
+        )
     state = read_state(program())
     wanted = [
         run

@@ -13,10 +13,11 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT, InlineTable, Table
 
 from harness.config.schema import EnvSection, RunConfig
-from harness.config.validate import parse_toml, suggestion, validate
+from harness.config.validate import parse_toml, validate
 from harness.core.canonical import content_sha
 from harness.core.errors import ConfigError, InfraError, NotFoundError, UsageError
 from harness.core.files import atomic_write
+from harness.core.names import did_you_mean
 
 META_KEYS = ("parent", "hypothesis", "replicate_of", "lever")
 """Top-level keys that say why a run exists; they never change what it does."""
@@ -186,7 +187,7 @@ def check_key(key: str) -> str:
         return key
     if key.endswith(".*") and any(name.startswith(key[:-1]) for name in known):
         return key
-    raise ConfigError(f"unknown config key {key!r}", suggestion(general, known))
+    raise ConfigError(f"unknown config key {key!r}", did_you_mean(general, known))
 
 
 def set_key(config: RunConfig, assignment: str) -> RunConfig:
@@ -242,7 +243,7 @@ def _with(config: RunConfig, key: str, value: Any, source: str) -> dict[str, Any
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"{source}: {part!r} holds a value, not a table", suggestion(key, known_keys()))
+            raise ConfigError(f"{source}: {part!r} holds a value, not a table", did_you_mean(key, known_keys()))
     if value is None:
         check_key(key)
         table.pop(parts[-1], None)
@@ -260,7 +261,7 @@ def _env_table(data: dict[str, Any], parts: list[str], value: Any, source: str) 
         tables.append({"id": name})
         return None, []
     if found is None:
-        hint = suggestion(name, [table["id"] for table in tables])
+        hint = did_you_mean(name, [table["id"] for table in tables])
         raise ConfigError(
             f"{source}: the run has no environment {name!r}", f"{hint} (--set env.{name}.id={name} adds it)".strip()
         )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from harness.core.errors import ConfigError
+from harness.core.names import did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 Loc = tuple[str | int, ...]
@@ -20,15 +20,6 @@ Loc = tuple[str | int, ...]
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _ASSIGNMENT = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_.\s-])+?)\s*=""")
 _KEY_PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(?:\.|$)""")
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a misspelt name: the closest known ones, or all of them when none is close."""
-    names = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    if close:
-        return "did you mean " + " or ".join(repr(match) for match in close) + "?"
-    return "known: " + ", ".join(names) if names else ""
 
 
 def parse_toml(text: str, source: str, first_line: int = 1) -> dict[str, Any]:
@@ -134,7 +125,7 @@ def _describe(error: Mapping[str, Any], model: type[BaseModel], data: Any) -> tu
     kind = error["type"]
     if kind == "extra_forbidden":
         known = [*loc[:-1], ""]
-        return f"unknown key {key!r}", suggestion(str(loc[-1]), fields_at(model, known[:-1]))
+        return f"unknown key {key!r}", did_you_mean(str(loc[-1]), fields_at(model, known[:-1]))
     if kind == "missing":
         return f"{key!r} is missing", f"add {loc[-1]} = …"
     if kind == "value_error":

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from harness.core.canonical import content_sha
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
+from harness.core.names import did_you_mean
 from harness.core.types import Episode, Message, Score, Task
-from harness.envs.names import did_you_mean
 
 
 class Session(Protocol):

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from harness.core.errors import ConfigError, NotFoundError
+from harness.core.names import did_you_mean
 from harness.envs.base import Environment, check_disjoint, tasks_sha
 from harness.envs.drugprot.environment import DrugProt, DrugProtArgs
-from harness.envs.names import did_you_mean
 
 __all__ = ["ENVIRONMENTS", "EnvSpec", "check_disjoint", "load_environment", "tasks_sha"]
 

@@ -20,6 +20,7 @@ from harness.config.schema import ModelSection
 from harness.core.canonical import sha256_file
 from harness.core.errors import ConfigError, InfraError, NotFoundError
 from harness.core.files import file_lock, fsync_dir
+from harness.core.paths import cache_dir
 
 SUPPORTED_TYPES = ("llama", "qwen2", "qwen3")
 """Model types whose attention goes through the tree attention of `harness.inference.tree`."""
@@ -59,14 +60,6 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     path: Path
-
-
-def cache_dir() -> Path:
-    """Return the folder for converted models: HARNESS_CACHE, else the user's cache folder."""
-    base = os.environ.get("HARNESS_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:

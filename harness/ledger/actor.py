@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import getpass
 import os
-import subprocess
 from collections.abc import Mapping
 
 from harness.core.errors import UsageError
+from harness.core.git import git_line
 from harness.ledger.events import ACTOR_KINDS, Actor
 
 
@@ -39,11 +39,7 @@ def current_actor(environ: Mapping[str, str] | None = None) -> Actor:
 @functools.cache
 def person_name() -> str:
     """Return git's `user.name`, else the login name, else `unknown`."""
-    try:
-        result = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=5, check=False)
-        name = _one_line(result.stdout)
-    except (OSError, subprocess.SubprocessError, UnicodeError):
-        name = ""
+    name = _one_line(git_line(None, "config", "user.name") or "")
     if name:
         return name
     try:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from harness.config.load import check_key, read_text
-from harness.config.validate import parse_toml, suggestion, validate
+from harness.config.validate import parse_toml, validate
 from harness.core.canonical import sha256_hex
 from harness.core.errors import ConfigError, NotFoundError
+from harness.core.names import did_you_mean
 from harness.program.model import DOCUMENTS, Program
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -274,7 +275,8 @@ def check_documents(program: Program) -> tuple[Goal, Context, Plan]:
     for env in goal.env:
         if env.id not in evaluated:
             raise ConfigError(
-                f"GOAL.md sets a goal for {env.id!r}, which CONTEXT.md does not evaluate", suggestion(env.id, evaluated)
+                f"GOAL.md sets a goal for {env.id!r}, which CONTEXT.md does not evaluate",
+                did_you_mean(env.id, evaluated),
             )
     return goal, context, plan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,6 +13,7 @@ from pathlib import Path
 from harness import __version__
 from harness.core.errors import InfraError, RefusedError, UsageError
 from harness.core.files import atomic_write, disk_hint
+from harness.core.git import git_line, git_output
 from harness.program.documents import Context, parse_page
 from harness.program.model import DOCUMENTS
 
@@ -128,21 +130,15 @@ def _git_commands(root: Path) -> tuple[tuple[tuple[str, ...], ...], tuple[str, .
     """Return the git commands that `root` needs, and notes when git cannot run."""
     setup = ("git", "config", *TEXTCONV)
     nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())
-    try:
-        inside = _git_says(nearest, "rev-parse", "--is-inside-work-tree")
-        # A program in an ignored folder (a scratch copy, say) is not part of the repository around it.
-        ignored = inside and _git_says(nearest, "check-ignore", "--quiet", str(root / "GOAL.md"))
-    except OSError:
+    if shutil.which("git") is None:
         steps = f'git init && git config {TEXTCONV[0]} "{TEXTCONV[1]}"'
         return (), (f"git is not installed; install it, then run: {steps}",)
+    inside = git_line(nearest, "rev-parse", "--is-inside-work-tree") == "true"
+    # A program in an ignored folder (a scratch copy, say) is not part of the repository around it.
+    ignored = inside and git_output(nearest, "check-ignore", "--quiet", str(root / "GOAL.md")) is not None
     if inside and not ignored:
         return (setup,), ()
     return (("git", "init", "--quiet", "--initial-branch=main"), setup), ()
-
-
-def _git_says(folder: Path, *arguments: str) -> bool:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    return done.returncode == 0 and done.stdout.strip() != "false"
 
 
 def _run_git(root: Path, command: tuple[str, ...]) -> None:

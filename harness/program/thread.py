@@ -6,13 +6,14 @@ The block is a pure function of the ledger's state, so two people who render it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from harness.core.canonical import decode_number
 from harness.core.errors import ConfigError
 from harness.core.files import atomic_write
+from harness.core.numbers import number_or_none, spell_interval
 from harness.core.text import md_escape
 from harness.ledger import RunState, State
+from harness.ledger.results import last_policy_evals
 from harness.program.model import Program
 
 BEGIN = "<!-- harness:begin -->"
@@ -37,37 +38,17 @@ def _inline(text: str) -> str:
     return md_escape(text, line_start=False, limit=_INLINE_CHARS)
 
 
-def _number(value: Any) -> float | None:
-    try:
-        return decode_number(value)
-    except ValueError:
-        return None
-
-
-def _interval(stats: Any) -> tuple[float, str] | None:
-    """Return (mean, text) of a stored interval; None when it holds no mean."""
-    if not isinstance(stats, Mapping) or (mean := _number(stats.get("mean"))) is None:
-        return None
-    low, high = _number(stats.get("low")), _number(stats.get("high"))
-    bounds = f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else ""
-    return mean, f"{mean:.3f}{bounds}"
-
-
 def held_out(run: RunState, metric: str = "reward") -> list[HeldOut]:
     """Return a run's last policy result per environment under its own prompt, environments sorted."""
-    last: dict[str, dict[str, Any]] = {}
-    for data in run.evals:
-        if data.get("subject") == "policy" and data.get("prompt", "run") == "run":
-            env = str(data.get("env"))
-            if env not in last or data.get("step", 0) >= last[env].get("step", 0):
-                last[env] = data
     result = []
-    for env, data in sorted(last.items()):
-        if (found := _interval((data.get("means") or {}).get(metric))) is None:
+    for env, data in sorted(last_policy_evals(run).items()):
+        stats = (data.get("means") or {}).get(metric)
+        mean = number_or_none(stats.get("mean")) if isinstance(stats, Mapping) else None
+        if mean is None:
             continue
-        gain = _interval((data.get("gain") or {}).get(metric))
-        text = f"{metric} {found[1]}" + (f", gain over base {gain[1]}" if gain else "")
-        result.append(HeldOut(env, int(data.get("step", 0)), found[0], text))
+        gain = spell_interval((data.get("gain") or {}).get(metric))
+        text = f"{metric} {spell_interval(stats)}" + ("" if gain == "-" else f", gain over base {gain}")
+        result.append(HeldOut(env, int(data.get("step", 0)), mean, text))
     return result
 
 

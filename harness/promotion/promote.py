@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.config.validate import suggestion
 from harness.core.canonical import sha256_hex
 from harness.core.errors import CannotTellError, ExitCode, NotFoundError, RefusedError, UsageError
 from harness.core.files import atomic_write
+from harness.core.names import did_you_mean
 from harness.core.types import Decision, Verdict
 from harness.ledger import Actor, Ledger, NewEvent, RunState, State
 from harness.program import Context, Goal, Program, protocol_hashes, read_context, read_goal
@@ -131,9 +131,9 @@ def promote(
 def _asked(gates: Sequence[str]) -> tuple[str, ...]:
     for name in gates:
         if name not in GATES:
-            raise UsageError(f"there is no gate {name!r}", suggestion(name, GATES))
+            raise UsageError(f"there is no gate {name!r}", did_you_mean(name, GATES))
     if not gates:
-        raise UsageError("no gate was asked for", suggestion("", GATES))
+        raise UsageError("no gate was asked for", did_you_mean("", GATES))
     return tuple(name for name in GATES if name in gates)
 
 
@@ -248,7 +248,7 @@ def decide(
     try:
         chosen = Decision(decision)
     except ValueError:
-        hint = suggestion(str(decision)[:80], [str(known) for known in Decision])
+        hint = did_you_mean(str(decision)[:80], [str(known) for known in Decision])
         raise UsageError(f"there is no decision {str(decision)[:80]!r}", hint) from None
 
     def build(state: State) -> list[NewEvent]:

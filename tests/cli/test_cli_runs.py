@@ -12,7 +12,7 @@ import pytest
 
 from harness.cli import launch as launch_module
 from harness.cli.processes import live_process
-from harness.cli.progress import describe, duration, plain_lines, with_projection
+from harness.cli.progress import describe, plain_lines, with_projection
 from harness.core.errors import ExitCode
 from harness.ledger import Ledger
 from harness.ledger.process import this_process
@@ -419,11 +419,6 @@ def test_plain_progress_shows_each_phase_and_the_last_step(capsys):
 
 def test_describe_leaves_out_what_is_no_number():
     assert describe({"phase": "eval", "env": "x", "reward": None, "loss": 0.25}) == "eval  x  loss 0.25"
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(1.25, "1.2 s"), (42, "42 s"), (600, "10.0 min"), (7200, "2.0 h")])
-def test_duration(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_after_two_steps_the_rest_is_projected():

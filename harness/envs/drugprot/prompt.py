@@ -23,9 +23,9 @@ from functools import lru_cache
 from importlib.resources import files
 
 from harness.core.errors import ConfigError
+from harness.core.names import did_you_mean
 from harness.core.types import Message
 from harness.envs.drugprot.labels import LABELS, letter_of
-from harness.envs.names import did_you_mean
 
 COMPONENTS = ("system", "demonstrations", "question")
 _RECORD_KEYS = ("abstract", "chemical", "protein", "label", "think")

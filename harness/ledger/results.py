@@ -1,0 +1,21 @@
+"""Held-out results of a run, as its `evaluated` events hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.ledger.fold import RunState
+
+
+def last_policy_evals(run: RunState) -> dict[str, dict[str, Any]]:
+    """Return the policy's eval of the highest step per environment, under the run's own prompt.
+
+    An earlier step that was evaluated later does not take its place.
+    """
+    last: dict[str, dict[str, Any]] = {}
+    for data in run.evals:
+        if data.get("subject") == "policy" and data.get("prompt", "run") == "run":
+            env = str(data.get("env"))
+            if env not in last or data.get("step", 0) >= last[env].get("step", 0):
+                last[env] = data
+    return last
