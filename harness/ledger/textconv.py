@@ -37,9 +37,8 @@ def _block(number: int, line: bytes) -> str:
         return f"!! line {number}: {_clean(str(error))}\n   {raw}\n\n"
     when = event.at[:19].replace("T", " ")
     mark = " critical" if event.critical else ""
-    head = (
-        f"{event.run} {event.kind}{mark} · {when} UTC · {event.actor.kind} {_clean(event.actor.name)} · {event.sha[:12]}"
-    )
+    who = f"{event.actor.kind} {_clean(event.actor.name)}"
+    head = f"{event.run} {event.kind}{mark} · {when} UTC · {who} · {event.sha[:12]}"
     return "\n".join([head, *(f"  {row}" for row in rows), "", ""])
 
 
