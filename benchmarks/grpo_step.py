@@ -73,7 +73,7 @@ def run_child(half: str, python: str, work: Work, limits: Limits) -> dict[str, A
         return dict(json.loads(lines[-1].removeprefix(RESULT)))
 
 
-def watch(child: subprocess.Popen[str], limits: Limits) -> str:
+def watch(child: subprocess.Popen[bytes], limits: Limits) -> str:
     """Wait for a child; end it before it pushes the machine into its last memory. Returns why, or nothing."""
     process = psutil.Process(child.pid)
     deadline = time.monotonic() + limits.seconds

@@ -13,10 +13,10 @@ from harness.config.schema import LoraSection, ModelSection, OptimizerSection, T
 from harness.core.types import Completion, Episode, Message, Rollout, Score, Task
 from harness.inference.chat import decode
 from harness.inference.engine import TransformersEngine
+from harness.inference.lora import attach_lora, trainable
 from harness.inference.models import LoadedModel, load_model
 from harness.training.advantages import group_advantages
 from harness.training.batches import Group
-from harness.inference.lora import attach_lora, trainable
 from harness.training.optimizer import build_optimizer
 from harness.training.policy import update_policy
 
@@ -44,7 +44,8 @@ def grouped(loaded: LoadedModel, prompt: list[int], completions: list[Completion
         episode = Episode(name, (reply,), completion.finish_reason)
         score = Score(reward(index, work), {})
         rollouts.append(Rollout(task, name, index, tuple(prompt), completion, episode, score))
-    return Group(tuple(rollouts), tuple(group_advantages([r.score.reward for r in rollouts])))
+    advantages = tuple(group_advantages([r.score.reward for r in rollouts]))
+    return Group(tuple(rollouts), advantages, TEMPERATURE)
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def main() -> None:
         generate.append(time.perf_counter() - start)
         pairs = zip(batch, sampled, strict=True)
         groups = [grouped(loaded, prompt, rows, work, f"p{step}-{i}") for i, (prompt, rows) in enumerate(pairs)]
-        stats = update_policy(engine.causal_lm, parameters, optimizer, groups, section, TEMPERATURE, MAX_GRAD_NORM)
+        stats = update_policy(engine.causal_lm, parameters, optimizer, groups, section, MAX_GRAD_NORM)
         steps.append(time.perf_counter() - start)
     finish(
         work,

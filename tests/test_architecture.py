@@ -295,3 +295,9 @@ def test_no_file_names_one_machine_or_a_registry():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         bad += [f"{name}:{number}: {line[:80]}" for number, line in enumerate(lines, 1) if pattern.search(line)]
     assert bad == []
+
+
+def test_every_folder_of_tests_is_a_package():
+    """Two files may then have one name, and tests import helpers as `tests.…` whatever the folder they run from."""
+    folders = {path.parent for path in sources("tests")}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []

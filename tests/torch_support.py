@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from harness.config.schema import LoraSection
@@ -34,7 +36,7 @@ def tiny_llama(dtype=torch.float32, vocabulary=128, layers=3, seed=0):
 def loaded(model, tokenizer=None, eos=(2,)):
     """Wrap a model as the engine wants it."""
     parameter = next(model.parameters())
-    return LoadedModel(model, tokenizer, frozenset(eos), parameter.dtype, parameter.device, None)
+    return LoadedModel(model, tokenizer, frozenset(eos), parameter.dtype, parameter.device, Path())
 
 
 def with_adapter(model, rank=4, scale=0.05, seed=1):

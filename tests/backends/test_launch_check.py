@@ -153,7 +153,7 @@ def test_an_attempt_does_not_mix_two_protocols(program):
     program.context.write_text(program.context.read_text() + "\nprose only\n")
     amend(program, "CONTEXT.md", "prose")
     check_launch(program, "run-002")
-    program.context.write_text(program.context.read_text().replace("items = 160", "items = 120"))
+    program.context.write_text(program.context.read_text().replace("items = 120", "items = 100"))
     amend(program, "CONTEXT.md", "fewer items")
     with pytest.raises(RefusedError, match="eval_protocol"):
         check_launch(program, "run-002")

@@ -40,6 +40,14 @@ def tree(program):
     return {p: p.read_bytes() for p in program.root.rglob("*") if p.is_file()}
 
 
+EVALUATED_ENV = {
+    "id": "drugprot",
+    "args": {"source": "embedded", "variant": "hardened"},
+    "sampling": {"max_tokens": 40, "temperature": 0.7},
+}
+"""What a first run trains on: the environment of CONTEXT.md, sampled as its protocol samples."""
+
+
 @pytest.fixture
 def first(program):
     run = make(program, "Defaults learn the task")
@@ -51,7 +59,7 @@ def test_the_first_run(program, first):
     assert first == "run-001"
     assert tomllib.loads(program.config_path(first).read_text()) == {
         "hypothesis": "Defaults learn the task",
-        "env": [{"id": "drugprot", "args": {"source": "embedded", "variant": "hardened"}}],
+        "env": [EVALUATED_ENV],
     }
     created = runs(program)[first].created
     assert created["type"] == "training" and created["parent"] is None and created["changes"] == []
@@ -80,7 +88,7 @@ def test_a_change_is_one_sparse_file_and_one_event(program, first):
         "parent": "run-001",
         "hypothesis": "Alpha 64 learns faster than 32",
         "lora": {"alpha": 64.0},
-        "env": [{"id": "drugprot", "args": {"source": "embedded", "variant": "hardened"}}],
+        "env": [EVALUATED_ENV],
     }
     created = runs(program)[run].created
     assert created["changes"] == [{"key": "lora.alpha", "old": 32.0, "new": 64.0, "kind": "config", "counts": True}]
@@ -242,7 +250,7 @@ def test_an_unrecorded_edit_of_a_page_stops_new_runs(program, first):
 
 
 def test_an_amended_protocol_is_shown_and_is_no_hypothesis(program, first):
-    program.context.write_text(program.context.read_text().replace("items = 160", "items = 120"))
+    program.context.write_text(program.context.read_text().replace("items = 120", "items = 100"))
     amend(program, "CONTEXT.md", "fewer items")
     run = make(program, sets=["lora.alpha=64"])
     created = runs(program)[run].created
@@ -276,6 +284,7 @@ def test_a_parent_edited_after_its_run_is_not_copied(program, first):
 
 def test_what_the_parent_started_with_is_what_a_child_changes(program, first):
     recorded = stored_basis(runs(program)[first])
+    assert recorded is not None
     config = {**recorded.config, "lora": {**recorded.config["lora"], "rank": 32}}
     started = replace(recorded, config=config).to_json()
     Ledger(program.ledger).append(first, "started", {"attempt": 1, "basis": started})

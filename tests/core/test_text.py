@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from tests.payloads import PAYLOADS
 
 from harness.core.text import WORD_JOINER, clean_text, md_code, md_escape, md_fence, one_line
+from tests.payloads import PAYLOADS
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 

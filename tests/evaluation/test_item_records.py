@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +38,13 @@ ITEMS = st.lists(
 
 
 def item(task="t1", sample=0, **changes):
-    values = {"cluster": "c1", "reward": 0.5, "components": {"accuracy": 1.0}, "metrics": {}, "failure": None}
+    values: dict[str, Any] = {
+        "cluster": "c1",
+        "reward": 0.5,
+        "components": {"accuracy": 1.0},
+        "metrics": {},
+        "failure": None,
+    }
     return ItemRecord(task=task, sample=sample, **(values | changes))
 
 

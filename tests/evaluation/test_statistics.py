@@ -109,7 +109,8 @@ def test_a_constant_of_unknown_range_is_unbounded(bounds):
 
 def test_one_cluster_cannot_tell():
     ours = mean_interval([0.2, 0.4], ["a", "a"])
-    assert (ours.mean, ours.low, ours.high, ours.clusters) == (pytest.approx(0.3), -math.inf, math.inf, 1)
+    assert ours.mean == pytest.approx(0.3)
+    assert (ours.low, ours.high, ours.clusters) == (-math.inf, math.inf, 1)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

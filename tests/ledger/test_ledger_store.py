@@ -112,7 +112,12 @@ def test_append_locked_sees_the_state_and_writes_all_or_nothing(ledger, path) ->
 def test_build_may_read_but_not_append(ledger) -> None:
     fill(ledger)
     seen = []
-    ledger.append_locked(lambda state: seen.extend(ledger.events()) or [])
+
+    def look(state):
+        seen.extend(ledger.events())
+        return []
+
+    ledger.append_locked(look)
     assert len(seen) == 4
     with pytest.raises(BusyError, match="wait for itself"):
         ledger.append_locked(lambda state: [ledger.append("run-001", "noted", {})])

@@ -72,8 +72,8 @@ def test_the_templates_say_what_new_programs_need(program):
     assert [(e.id, e.metric, e.min_gain, e.not_below) for e in goal.env] == [("drugprot", "reward", 0.0, ("accuracy",))]
     (evaluated,) = context.eval.env
     assert evaluated.args == {"source": "embedded", "variant": "hardened"}
-    assert (evaluated.items, evaluated.samples, evaluated.split) == (160, 1, "heldout")
-    assert (evaluated.max_tokens, evaluated.temperature, context.eval.interval) == (64, 1.0, 10)
+    assert (evaluated.items, evaluated.samples, evaluated.split) == (120, 1, "heldout")
+    assert (evaluated.max_tokens, evaluated.temperature, context.eval.interval) == (40, 0.7, 15)
     assert set(context.frozen) == {"model.name", "optimizer.name", "backend.name", "backend.engine"}
     assert context.frozen_values()["model.name"] == "smollm2-135m"
     assert plan.range_of("lora.alpha").holds(64) and plan.range_of("env.drugprot.weight").holds(3.0)

@@ -191,11 +191,11 @@ def test_more_than_two_percent_lost_samples_cannot_tell(failure, lost, verdict):
 
 
 def test_samples_per_task_count_in_what_was_asked_for():
-    twice = [
+    policy, base = (
         replace(v, items=(*v.items, *(replace(i, sample=1) for i in v.items)), requested=2 * N) for v in (POLICY, BASE)
-    ]
-    assert judge(*twice, context=make_context(samples=2)).verdict is Verdict.PASS
-    assert judge(*twice, context=make_context(items=2 * N)).verdict is Verdict.PASS
+    )
+    assert judge(policy, base, context=make_context(samples=2)).verdict is Verdict.PASS
+    assert judge(policy, base, context=make_context(items=2 * N)).verdict is Verdict.PASS
     assert judge(POLICY, BASE, context=make_context(samples=2)).verdict is Verdict.CANNOT_TELL
 
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
-from reports_synthetic import ENV, Bench, make_program, make_run
 
 from harness.envs.registry import ENVIRONMENTS, EnvSpec
 from harness.program import Program
 from harness.reports import write
 from harness.reports.model import ReportData
 from harness.reports.plots import Plot, render_plots
+from tests.reports.reports_synthetic import ENV, load_bench, make_program, make_run
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the small environment."""
-    spec = EnvSpec(ENV, lambda args: Bench(**args), "bench", BaseModel)
+    spec = EnvSpec(ENV, load_bench, "bench", BaseModel)
     monkeypatch.setitem(ENVIRONMENTS, ENV, spec)
 
 

@@ -76,6 +76,11 @@ class Bench:
         )
 
 
+def load_bench(args: Mapping[str, Any]) -> Any:
+    """Load the environment as the registry would; reports never start an episode, so it has none."""
+    return Bench(**args)
+
+
 def make_program(root: Path) -> Program:
     """Write the four pages of a program and return it."""
     for name, body in (("GOAL.md", GOAL), ("CONTEXT.md", CONTEXT), ("PLAN.md", PLAN)):

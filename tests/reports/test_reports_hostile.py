@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
-from tests.payloads import PAYLOADS
-from reports_synthetic import RUN
 
 from harness.core.errors import UsageError
 from harness.ledger import Ledger
@@ -26,6 +24,8 @@ from harness.reports.plots import render_plots
 from harness.reports.sections import report_blocks, rollout_blocks, rollout_link
 from harness.reports.summary import parse_summary
 from harness.reports.write import METRICS, ROLLOUTS, SUMMARY, build_report
+from tests.payloads import PAYLOADS
+from tests.reports.reports_synthetic import RUN
 
 KEPT = frozenset({"env"})  # checked to be a plain name when it is read
 

@@ -9,21 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from reports_synthetic import (
-    ACTOR,
-    ENV,
-    LABELS,
-    RUN,
-    Bench,
-    Recorder,
-    created,
-    items,
-    make_run,
-    rollout,
-    write_lines,
-)
 
 from harness.core.errors import ConfigError, NotFoundError, UsageError
 from harness.envs.registry import ENVIRONMENTS
@@ -32,10 +20,23 @@ from harness.program import Program
 from harness.reports import check_report, write_report
 from harness.reports import summary as summary_module
 from harness.reports import write as write_module
-from harness.reports.blocks import Code, Heading
+from harness.reports.blocks import Block, Code, Heading
 from harness.reports.compact import choose_samples, merge_metrics, metrics_csv, parse_metrics
 from harness.reports.markdown import render_markdown
 from harness.reports.write import MAX_FOLDER_BYTES, build_report
+from tests.reports.reports_synthetic import (
+    ACTOR,
+    ENV,
+    LABELS,
+    RUN,
+    Recorder,
+    created,
+    items,
+    load_bench,
+    make_run,
+    rollout,
+    write_lines,
+)
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -173,7 +174,9 @@ def test_a_report_drawn_by_another_matplotlib_is_compared_without_its_images(tra
 
 def test_prompts_that_may_not_be_redistributed_stay_out_of_every_file(program, monkeypatch):
     spec = ENVIRONMENTS[ENV]
-    monkeypatch.setitem(ENVIRONMENTS, ENV, type(spec)(ENV, lambda args: Bench(redistributable=False), "b", spec.args))
+    monkeypatch.setitem(
+        ENVIRONMENTS, ENV, type(spec)(ENV, lambda args: load_bench({"redistributable": False}), "b", spec.args)
+    )
     make_run(program)
     write_report(program, RUN)
     everything = b"".join(snapshot(program.analysis_dir(RUN)).values())
@@ -306,7 +309,12 @@ def test_item_paths_outside_the_program_are_not_opened(trained):
 
 
 def test_metrics_merge_by_step_and_a_resumed_attempt_wins():
-    rows = [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0, "b": 5}, {"step": 2, "a": 3.0, "note": "x"}, {"a": 9}]
+    rows: list[dict[str, Any]] = [
+        {"step": 1, "a": 1.0},
+        {"step": 2, "a": 2.0, "b": 5},
+        {"step": 2, "a": 3.0, "note": "x"},
+        {"a": 9},
+    ]
     merged = merge_metrics(rows)
     assert merged.steps == (1, 2)
     assert merged.columns["a"] == (1.0, 3.0)
@@ -360,7 +368,7 @@ def test_huge_completions_are_cut_visibly_and_the_folder_stays_small(trained):
 
 
 def test_markdown_over_the_limit_drops_blocks_and_says_so():
-    blocks = [Heading(1, "run"), *(Code("x" * 1000) for _ in range(100))]
+    blocks: list[Block] = [Heading(1, "run"), *(Code("x" * 1000) for _ in range(100))]
     text = render_markdown(blocks, limit=20_000)
     assert len(text.encode()) < 20_000
     assert text.rstrip().endswith("blocks omitted: the report would pass 20000 bytes.**")

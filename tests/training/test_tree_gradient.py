@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from harness.config.schema import ModelSection, TrainSection  # noqa: E402
 from harness.core.errors import HarnessError  # noqa: E402
+from harness.inference import tree  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
 from harness.inference.models import load_model  # noqa: E402
 from harness.training.policy import StepStats, accumulate_gradient  # noqa: E402
@@ -42,10 +43,10 @@ def some_groups(vocabulary=128, shared=20, seed=3, temperatures=(1.0, 0.7, 1.3))
 def test_tree_step_has_the_naive_gradient(dtype, bound):
     wrapped = with_adapter(tiny_llama(dtype))
     groups = some_groups()
-    tree = tree_gradient(wrapped, groups)
+    shared = tree_gradient(wrapped, groups)
     naive = naive_gradient(wrapped.get_base_model(), trainable(wrapped), groups)
-    assert relative_difference(tree, naive) < bound
-    assert all(torch.isfinite(g).all() and g.abs().max() > 0 for g in tree.values())
+    assert relative_difference(shared, naive) < bound
+    assert all(torch.isfinite(g).all() and g.abs().max() > 0 for g in shared.values())
 
 
 @pytest.mark.parametrize("budget", [1, 40, 60])
@@ -61,21 +62,20 @@ def test_micro_batches_of_one_batch_have_one_gradient(budget):
 def test_prompts_that_share_nothing_work_too():
     wrapped = with_adapter(tiny_llama(torch.float64))
     groups = some_groups(shared=0)
-    assert relative_difference(tree_gradient(wrapped, groups), naive_gradient(wrapped.get_base_model(), trainable(wrapped), groups)) < 1e-6  # fmt: skip
+    naive = naive_gradient(wrapped.get_base_model(), trainable(wrapped), groups)
+    assert relative_difference(tree_gradient(wrapped, groups), naive) < 1e-6
 
 
-def test_a_wrong_mask_is_noticed():
+def test_a_wrong_mask_is_noticed(monkeypatch):
     """Guards the test itself: letting siblings see each other must break the equality."""
     wrapped = with_adapter(tiny_llama(torch.float64))
     groups = some_groups()
-    from harness.inference import tree
 
-    original = tree._branch_mask
-    try:
-        tree._branch_mask = lambda suffix, rows: torch.ones(suffix + sum(rows), suffix + sum(rows)).bool().tril()
-        broken = tree_gradient(wrapped, groups)
-    finally:
-        tree._branch_mask = original
+    def blind(suffix, rows):
+        return torch.ones(suffix + sum(rows), suffix + sum(rows)).bool().tril()
+
+    monkeypatch.setattr(tree, "_branch_mask", blind)
+    broken = tree_gradient(wrapped, groups)
     assert relative_difference(broken, naive_gradient(wrapped.get_base_model(), trainable(wrapped), groups)) > 1e-2
 
 
@@ -94,9 +94,9 @@ def test_embedded_model_600_plus_8_times_64(dtype, bound):
     prompt = [source.randrange(1000, 40000) for _ in range(600)]
     advantages = [source.uniform(-1, 1) for _ in range(8)]
     group = random_group("t", prompt, [64] * 8, advantages, 40000, 7)
-    tree = tree_gradient(wrapped, [group])
+    shared = tree_gradient(wrapped, [group])
     naive = naive_gradient(wrapped.get_base_model(), trainable(wrapped), [group])
-    difference = relative_difference(tree, naive)
+    difference = relative_difference(shared, naive)
     print(f"embedded model, {dtype}: relative gradient difference {difference:.2e}")
     assert difference < bound
 

@@ -1,0 +1,24 @@
+"""Hashes of a config: what identifies it, and what decides the weights it learns."""
+
+from harness.config.load import config_sha, learning_sha, set_key
+from harness.config.schema import RunConfig
+
+CONFIG = RunConfig(hypothesis="h")
+
+
+def test_budgets_and_checkpoints_do_not_decide_what_is_learned() -> None:
+    for change in ("budget.tokens=9", "budget.wall_clock_s=60.0", "checkpoint.interval=1", "checkpoint.keep=9"):
+        changed = set_key(CONFIG, change)
+        assert config_sha(changed) != config_sha(CONFIG)
+        assert learning_sha(changed) == learning_sha(CONFIG)
+
+
+def test_everything_else_does() -> None:
+    for change in (
+        "lora.alpha=64.0",
+        "train.seed=1",
+        "train.steps=30",
+        "backend.threads=1",
+        "train.microbatch_tokens=99",
+    ):
+        assert learning_sha(set_key(CONFIG, change)) != learning_sha(CONFIG)
