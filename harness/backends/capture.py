@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def capture_environment(root: Path, folder: Path) -> dict[str, Any]:
+def capture_environment(root: Path, folder: Path, numerics: Mapping[str, Any]) -> dict[str, Any]:
     """Describe this process, write it to `folder/environment.json`, and return what the ledger keeps.
 
     The uncommitted diff goes to `folder/dirty.diff`; the ledger holds its hash only.
@@ -38,6 +39,7 @@ def capture_environment(root: Path, folder: Path) -> dict[str, Any]:
     Args:
         root: the program, a git repository or not.
         folder: the run directory.
+        numerics: device, dtype, threads and processor capability the attempt computes with.
     """
     commit = git_line(root, "rev-parse", "HEAD")
     diff = git_output(root, "diff", "HEAD") if commit else None
@@ -50,6 +52,7 @@ def capture_environment(root: Path, folder: Path) -> dict[str, Any]:
         "dirty_sha": sha256_hex(diff) if diff else None,
         "packages_sha": content_sha(installed),
         "python": platform.python_version(),
+        **numerics,
         "hardware": {
             "system": platform.system(),
             "machine": platform.machine(),

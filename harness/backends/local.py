@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ import torch
 
 from harness.backends.capture import capture_environment
 from harness.backends.launch import Launch, prepare_launch
-from harness.config.load import config_sha, resolved
+from harness.config.load import learning_sha, resolved
 from harness.config.schema import RunConfig
 from harness.core.canonical import decode_number, sha256_file, strict_loads
-from harness.core.errors import ConfigError, HarnessError, InfraError, RefusedError, StoppedError
+from harness.core.errors import ConfigError, HarnessError, InfraError, RefusedError, StoppedError, is_out_of_memory
 from harness.core.files import atomic_write, file_lock
 from harness.core.paths import cache_dir
 from harness.core.types import FailureClass, Outcome
@@ -26,13 +26,13 @@ from harness.envs.registry import load_environment
 from harness.evaluation.heldout import Recorder, Suite, load_suites, run_prompts, run_suite
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import WEIGHTS
-from harness.inference.models import LoadedModel, load_model, pick_device
+from harness.inference.models import LoadedModel, load_model, pick_device, pick_dtype
 from harness.ledger import Ledger, NewEvent, RunState, State, is_alive, this_process
 from harness.program import Program, read_context
 from harness.program.documents import Context
 from harness.program.prompts import prompt_sha
 from harness.rollouts.collect import Sampling
-from harness.training.checkpoints import checkpoint_steps, read_manifest
+from harness.training.checkpoints import Numerics, checkpoint_steps, read_manifest
 from harness.training.loop import Trainer, TrainingEnv, clear_run
 from harness.training.tasks import TaskStream
 
@@ -106,7 +106,7 @@ def _start(program: Program, plan: Launch, resume: bool, on_progress: Report) ->
         _set_old_metrics_aside(folder)
         clear_run(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    facts = capture_environment(program.root, folder)
+    facts = capture_environment(program.root, folder, _numerics(plan.config))
     atomic_write(folder / "config.json", json.dumps(resolved(plan.config), indent=2, sort_keys=True) + "\n")
     resumed_from = checkpoints[-1] if resume and checkpoints else None
 
@@ -123,6 +123,12 @@ def _start(program: Program, plan: Launch, resume: bool, on_progress: Report) ->
     number = int(events[-1].data["attempt"])
     log = folder / "logs" / f"attempt_{number}.log"
     return Attempt(program, ledger, plan, read_context(program), number, resumed_from, _logged(log, on_progress))
+
+
+def _numerics(config: RunConfig) -> dict[str, Any]:
+    """Return what decides rounding in this process, for the record."""
+    device = pick_device(config.model.device)
+    return asdict(Numerics.here(device, pick_dtype(config.model.dtype, device)))
 
 
 def _check_start(record: RunState, resume: bool, checkpoint: bool) -> None:
@@ -216,8 +222,7 @@ def failure_of(error: BaseException) -> str | None:
 
     The machine's failures are OSError (InfraError is one), memory errors, and torch's out-of-memory.
     """
-    memory = isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate" in str(error)
-    return str(FailureClass.INFRA) if memory or isinstance(error, OSError) else None
+    return str(FailureClass.INFRA) if isinstance(error, OSError) or is_out_of_memory(error) else None
 
 
 def describe(error: BaseException) -> str:
@@ -272,7 +277,7 @@ def _train(attempt: Attempt) -> dict[str, Any]:
     steps, interval = config.train.steps, attempt.context.eval.interval
     trainer = Trainer(
         config=config,
-        config_sha=config_sha(config),
+        config_sha=learning_sha(config),
         loaded=loaded,
         envs=envs,
         folder=attempt.folder,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.cli import output
 from harness.cli.root import COMMANDS, root_help
-from harness.core.errors import ExitCode, HarnessError, InfraError, MissingExtraError, UsageError
+from harness.core.errors import ExitCode, HarnessError, InfraError, MissingExtraError, UsageError, is_out_of_memory
 
 if TYPE_CHECKING:
     import signal
@@ -168,7 +168,7 @@ def _unexpected(error: Exception) -> int:
 
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name)):
         return output.write_error(MissingExtraError(extra, str(error.name).partition(".")[0]))
-    if isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         return output.write_error(InfraError("out of memory", "`harness launch RUN --estimate` shows what a run needs"))
     machine = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
     if isinstance(error, OSError) and error.errno in machine:

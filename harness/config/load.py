@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT, InlineTable, Table
 
-from harness.config.schema import EnvSection, RunConfig
+from harness.config.schema import BudgetSection, CheckpointSection, EnvSection, RunConfig
 from harness.config.validate import parse_toml, validate
 from harness.core.canonical import content_sha
 from harness.core.errors import ConfigError, InfraError, NotFoundError, UsageError
@@ -77,6 +77,15 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 def config_sha(config: RunConfig) -> str:
     """Return the SHA-256 of the resolved config's canonical JSON."""
     return content_sha(resolved(config))
+
+
+def learning_sha(config: RunConfig) -> str:
+    """Return the hash of what decides the weights a run learns.
+
+    Budgets and checkpoint intervals do not, so they may differ between the attempts of a run: it is
+    the hash of the config with the defaults in their place.
+    """
+    return config_sha(config.model_copy(update={"budget": BudgetSection(), "checkpoint": CheckpointSection()}))
 
 
 def sparse(config: RunConfig) -> dict[str, Any]:

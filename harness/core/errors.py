@@ -132,3 +132,12 @@ class BusyError(HarnessError, BlockingIOError):
 
     code = "busy"
     exit_code = ExitCode.BUSY
+
+
+_MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out: a MemoryError, or the RuntimeError that torch raises for processor and device."""
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_WORDS)
+    return said or isinstance(error, MemoryError)

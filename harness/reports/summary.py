@@ -25,12 +25,12 @@ _CAPTURED = (
     "dirty_sha",
     "packages_sha",
     "python",
-    "platform",
     "hardware",
     "device",
     "dtype",
     "threads",
     "capability",
+    "torch_version",
 )
 EMPTY: Mapping[str, Any] = {
     "capture": {},

@@ -53,7 +53,7 @@ class Trainer:
 
     Args:
         config: the run's config.
-        config_sha: its hash; a checkpoint of another config is refused.
+        config_sha: hash of what decides the learned weights; a checkpoint of another one is refused.
         loaded: the base model.
         envs: by environment id.
         folder: the run directory.
@@ -121,14 +121,17 @@ class Trainer:
     def _check_budget(self, wall_s: float) -> None:
         budget = self.config.budget
         if budget.wall_clock_s is not None and wall_s > budget.wall_clock_s:
-            self._stop(f"the wall-clock budget of {budget.wall_clock_s:g} s is spent", "budget.wall_clock_s")
+            self._stop(f"the wall-clock budget of {budget.wall_clock_s:g} s is spent", "launch with --resume")
         if budget.tokens is not None and self.progress.tokens > budget.tokens:
-            self._stop(f"the budget of {budget.tokens} sampled tokens is spent", "budget.tokens")
+            self._stop(
+                f"the budget of {budget.tokens} sampled tokens is spent",
+                "raise budget.tokens in the run's file and launch with --resume",
+            )
 
-    def _stop(self, reason: str, key: str) -> None:
+    def _stop(self, reason: str, hint: str) -> None:
         if self.progress.step:
             self._checkpoint()
-        raise StoppedError(f"{reason} after step {self.progress.step}", f"raise {key} and launch with --resume")
+        raise StoppedError(f"{reason} after step {self.progress.step}", hint)
 
     def _step(self, step: int) -> None:
         began = time.monotonic()

@@ -74,6 +74,7 @@ def test_a_bug_inside_a_program_is_reported_under_outputs(cli, monkeypatch, prog
         (OSError(errno.ENOSPC, "No space left on device"), 71, "free some disk space"),
         (PermissionError(errno.EACCES, "Permission denied", "runs.jsonl"), 71, "runs.jsonl"),
         (MemoryError(), 71, "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), 71, "out of memory"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "post-training-harness[train]"),
         (ModuleNotFoundError("No module named 'scipy'", name="scipy.stats"), 2, "post-training-harness[analysis]"),
         (ModuleNotFoundError("No module named 'nonsense'", name="nonsense"), 70, "bug"),
