@@ -172,7 +172,7 @@ def _restore_threads(folder: Path, step: int, config: RunConfig) -> None:
     if config.backend.threads not in (0, threads):
         raise ConfigError(
             f"the checkpoint was made with {threads} threads, backend.threads is {config.backend.threads}",
-            f"--set backend.threads={threads} in the run's config",
+            "undo the edit of backend.threads in the run's file, so that the result stays bit-exact",
         )
     torch.set_num_threads(threads)
 

@@ -69,10 +69,8 @@ def save_adapter(model: PeftModel, folder: Path) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         working.rename(folder)
         fsync_dir(folder.parent)
-    except OSError as error:
-        raise InfraError(
-            f"cannot write the adapter {folder}: {error.strerror}", "free disk space and resume"
-        ) from error
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
+        raise InfraError(f"cannot write the adapter {folder}: {error}", "free disk space and resume") from error
     finally:
         shutil.rmtree(working, ignore_errors=True)
     return sha256_file(folder / WEIGHTS)
@@ -89,7 +87,7 @@ def read_adapter(folder: Path) -> tuple[LoraSection, dict[str, torch.Tensor]]:
         settings = json.loads((folder / SETTINGS).read_text())
         state = load_file(folder / WEIGHTS)
         section = LoraSection(rank=settings["r"], alpha=settings["lora_alpha"], dropout=settings["lora_dropout"])
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InfraError(f"the adapter in {folder} is missing or corrupt: {error}", hint) from error
     bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
     if bad or not state:

@@ -183,7 +183,7 @@ def _convert(source: Path, target: Path) -> None:
         (working / "harness.json").write_text(json.dumps(manifest) + "\n")
         working.rename(target)
         fsync_dir(target.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise InfraError(f"cannot convert the embedded model into {target}: {error}", "free disk space") from error
     finally:
         shutil.rmtree(working, ignore_errors=True)

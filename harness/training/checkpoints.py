@@ -103,9 +103,9 @@ def save_checkpoint(
         shutil.rmtree(folder, ignore_errors=True)
         working.rename(folder)
         fsync_dir(parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
         raise InfraError(
-            f"cannot write the checkpoint {folder}: {error.strerror}", "free disk space, then `harness launch --resume`"
+            f"cannot write the checkpoint {folder}: {error}", "free disk space, then `harness launch --resume`"
         ) from error
     finally:
         shutil.rmtree(working, ignore_errors=True)
@@ -116,7 +116,8 @@ def save_checkpoint(
 def checkpoint_steps(parent: Path) -> list[int]:
     """Return the steps of complete checkpoints, ascending."""
     folders = parent.glob("step_*") if parent.is_dir() else []
-    return sorted(int(f.name.removeprefix("step_")) for f in folders if (f / MANIFEST).is_file())
+    named = ((folder.name.removeprefix("step_"), folder) for folder in folders)
+    return sorted(int(step) for step, folder in named if step.isdecimal() and (folder / MANIFEST).is_file())
 
 
 def read_manifest(parent: Path, step: int) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def read_manifest(parent: Path, step: int) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         if sha256_file(folder / _TENSORS) != manifest["state_sha"]:
             raise ValueError("its checksum differs")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InfraError(
             f"the checkpoint {folder} is damaged: {error}", f"delete {folder} to resume from the one before it"
         ) from error

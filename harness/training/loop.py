@@ -256,8 +256,11 @@ def peak_memory_mb() -> float:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove what an earlier attempt left, for an attempt that starts from step 0; logs stay."""
-    for name in ("checkpoints", "adapters", "rollouts", "evals"):
+    """Remove what an earlier attempt left, for an attempt that starts from step 0.
+
+    Logs stay, and so do the items of evals: one that the ledger holds is not repeated.
+    """
+    for name in ("checkpoints", "adapters", "rollouts"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
