@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -206,13 +207,35 @@ def test_streams_of_an_ascii_locale_and_a_closed_stdin(program):
 def test_signals_have_codes_of_their_own(program, number, code):
     (program.run_dir("run-001") / "detached.json").write_text(json.dumps(this_process()))
     child = subprocess.Popen(
-        [sys.executable, "-m", "harness", "wait", "run-001", "--json"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "harness", "wait", "run-001", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        # A test run in the background ignores SIGINT, and what it starts would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    time.sleep(1.5)
-    child.send_signal(number)
-    out, _ = child.communicate(timeout=30)
+    try:
+        wait_for_handler(child)
+        child.send_signal(number)
+        out, _ = child.communicate(timeout=30)
+    finally:
+        child.kill()
     assert child.returncode == code
     assert json.loads(out)["error"]["kind"] == "interrupted"
+
+
+def wait_for_handler(child, timeout_s=30):
+    """Wait until the child handles a signal itself: proc(5), SigCgt; a fixed time where there is no /proc."""
+    deadline = time.monotonic() + timeout_s
+    status = Path(f"/proc/{child.pid}/status")
+    if not status.exists():
+        time.sleep(5)
+        return
+    while time.monotonic() < deadline:
+        caught = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:  # Python itself catches SIGINT from the start
+            return
+        time.sleep(0.05)
+    raise AssertionError("the command never installed its signal handlers")
 
 
 def test_completion_knows_commands_and_runs(program):
