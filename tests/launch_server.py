@@ -10,19 +10,22 @@ Faults are made where they happen in life: limits and full disks by the kernel, 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.cli.main import main
 from tests.toy_env import register
 
 
-def nth_call(module, name, call, action):
+def nth_call(module: Any, name: str, call: int, action: Callable[[], Callable[[], None] | None]) -> None:
     """Run `action` around the n-th call of a function: before it, and what it returns after it."""
     real, seen = getattr(module, name), [0]
 
@@ -38,7 +41,7 @@ def nth_call(module, name, call, action):
     setattr(module, name, wrapper)
 
 
-def write_place(at):
+def write_place(at: str) -> tuple[Any, str]:
     """Return the module or class and the function that writes a kind of file."""
     from harness.ledger.store import Ledger
     from harness.training import loop
@@ -77,7 +80,8 @@ def limit_file_size(at, call, limit, restore):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         return (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))) if restore else None
 
-    nth_call(*write_place(at), call, lower)
+    module, name = write_place(at)
+    nth_call(module, name, call, lower)
 
 
 def fill_disk(at, call, ballast):
@@ -92,7 +96,8 @@ def fill_disk(at, call, ballast):
                 except OSError:
                     continue
 
-    nth_call(*write_place(at), call, fill)
+    module, name = write_place(at)
+    nth_call(module, name, call, fill)
 
 
 def watch_writes(root, die_at=0, count=None):
@@ -120,7 +125,7 @@ def set_threads(count):
     torch.set_num_threads(count)
 
 
-FAULTS = {
+FAULTS: dict[str, Callable[..., Callable[[], object] | None]] = {
     "signal": signal_in_step,
     "pause": pause_in_step,
     "limit": limit_file_size,
@@ -162,9 +167,20 @@ def wait_for(pid, timeout):
     return None
 
 
-def serve():
-    import harness.backends.local  # noqa: F401 - imported once, before the forks
+WARM = (
+    "torch._dynamo",
+    "scipy.stats",
+    "transformers.models.llama.modeling_llama",
+    "harness.backends.local",
+    "harness.cli.judge",
+    "harness.cli.launch",
+)
+"""What commands import late, imported once before the forks."""
 
+
+def serve():
+    for name in WARM:
+        importlib.import_module(name)
     alive = set()
     for line in sys.stdin:
         request = json.loads(line)

@@ -90,13 +90,9 @@ def test_an_uninterrupted_run_leaves_everything(finished):
     assert_verifies(program)
 
 
-def test_killed_at_three_moments(launch_server, toy_template, finished, tmp_path):
-    kills = moments(3, finished.seconds, seed=3)
-    assert_resumes_alike(launch_server, toy_template, tmp_path, evidence(finished.program), kills)
-
-
-def test_killed_before_two_writes(launch_server, toy_template, finished, tmp_path):
-    kills = writes(2, finished.writes, tmp_path, seed=2)
+def test_killed_at_three_moments_and_before_two_writes(launch_server, toy_template, finished, tmp_path):
+    at_times, before_writes = moments(3, finished.seconds, seed=3), writes(2, finished.writes, tmp_path, seed=2)
+    kills = [at_times[0], before_writes[0], at_times[1], before_writes[1], at_times[2]]
     assert_resumes_alike(launch_server, toy_template, tmp_path, evidence(finished.program), kills)
 
 
@@ -122,7 +118,8 @@ def test_a_kill_before_the_first_checkpoint_keeps_the_base_eval(launch_server, t
     wait_until((gate / "paused").exists)
     child.kill()
     assert child.wait().code == -9
-    assert launch_server.launch(toy_program.root, "--resume").code == 0
+    # no checkpoint was written, so a plain launch may start over
+    assert launch_server.launch(toy_program.root).code == 0
     assert_same_evidence(evidence(toy_program), evidence(finished.program))
     first, second = attempts(toy_program)
     assert (first["outcome"], first["failure"]) == ("interrupted", "infra")

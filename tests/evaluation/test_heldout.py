@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from harness.backends.local import check_leaks  # noqa: E402
+from harness.config.schema import EnvSection  # noqa: E402
 from harness.core.errors import ConfigError, RefusedError  # noqa: E402
 from harness.core.types import Completion, FailureClass, FinishReason  # noqa: E402
 from harness.envs.registry import ENVIRONMENTS  # noqa: E402
@@ -18,7 +20,9 @@ from harness.inference.models import LoadedModel  # noqa: E402
 from harness.ledger import Ledger  # noqa: E402
 from harness.program import Program, init_program  # noqa: E402
 from harness.program.documents import Context  # noqa: E402
+from harness.rollouts.collect import Sampling  # noqa: E402
 from harness.training.loop import TrainingEnv  # noqa: E402
+from harness.training.tasks import TaskStream  # noqa: E402
 from tests.rollouts.test_collect import END, Letters  # noqa: E402
 from tests.toy_env import SPEC, Toy, ToyArgs  # noqa: E402
 
@@ -40,7 +44,7 @@ class FakeModel:
 
 
 def loaded():
-    return LoadedModel(FakeModel(), Letters(), frozenset({END}), torch.float32, torch.device("cpu"), None)
+    return LoadedModel(FakeModel(), Letters(), frozenset({END}), torch.float32, torch.device("cpu"), Path())
 
 
 class Policy:
@@ -183,7 +187,8 @@ def test_an_eval_is_known_by_its_adapter_and_its_file(recorder):
 
 
 def training(env):
-    return {"toy": TrainingEnv(None, env, None, None, None)}
+    stream = TaskStream(env.tasks("train"), True, 0)
+    return {"toy": TrainingEnv(EnvSection(id="toy"), env, stream, None, Sampling(8, 1.0, 200))}
 
 
 def test_disjoint_splits_pass():

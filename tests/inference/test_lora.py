@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from peft import PeftModel  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from harness.config.schema import LoraSection  # noqa: E402
 from harness.core.canonical import sha256_file  # noqa: E402
@@ -60,8 +61,8 @@ def test_attaching_leaves_global_randomness_alone():
 def test_every_linear_layer_but_the_head_is_adapted():
     wrapped = attach_lora(tiny_llama(layers=2), LoraSection(rank=4), 0)
     modules = {name.split(".lora_")[0].split("layers.")[1] for name in trainable(wrapped)}
-    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-    names += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    names = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+    names += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
     assert modules == {f"{layer}.{name}" for layer in range(2) for name in names}
 
 
@@ -143,6 +144,15 @@ def test_an_adapter_of_another_model_does_not_fit(tmp_path):
     save_adapter(with_adapter(tiny_llama(layers=2)), tmp_path / "adapter")
     with pytest.raises(InfraError, match="does not fit the model"):
         load_adapter(tiny_llama(layers=3), tmp_path / "adapter")
+
+
+def test_an_adapter_that_lost_a_tensor_does_not_fit(tmp_path):
+    save_adapter(with_adapter(tiny_llama()), tmp_path / "adapter")
+    state = load_file(tmp_path / "adapter" / WEIGHTS)
+    lost = sorted(state)[-1]
+    save_file({name: tensor for name, tensor in state.items() if name != lost}, tmp_path / "adapter" / WEIGHTS)
+    with pytest.raises(InfraError, match=lost):
+        load_adapter(tiny_llama(), tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"r": 0, "lora_alpha": 1, "lora_dropout": 0}', "null"])

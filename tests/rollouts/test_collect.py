@@ -21,7 +21,7 @@ END = 3
 class Letters:
     """A tokenizer whose ids are code points."""
 
-    chat_template = "yes"
+    chat_template: str | None = "yes"
 
     def apply_chat_template(self, chat, tokenize, add_generation_prompt):
         assert not tokenize and add_generation_prompt
