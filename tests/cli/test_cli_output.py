@@ -71,6 +71,7 @@ def test_clean_is_idempotent_and_safe(text):
 
 
 def test_echo_colours_on_a_terminal_only(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     for stream, colored in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr("sys.stdout", stream)
         echo(("state: ", Styled("failed\x1b[0m", "bad")))
