@@ -207,11 +207,7 @@ def test_streams_of_an_ascii_locale_and_a_closed_stdin(program):
 def test_signals_have_codes_of_their_own(program, number, code):
     (program.run_dir("run-001") / "detached.json").write_text(json.dumps(this_process()))
     child = subprocess.Popen(
-        [sys.executable, "-m", "harness", "wait", "run-001", "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        # A test run in the background ignores SIGINT, and what it starts would too.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        [sys.executable, "-m", "harness", "wait", "run-001", "--json"], stdout=subprocess.PIPE, text=True
     )
     try:
         wait_for_handler(child)
