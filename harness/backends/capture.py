@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+@cache
 def packages() -> dict[str, str]:
-    """Return the installed distributions and their versions, sorted by name."""
+    """Return the installed distributions and their versions, sorted by name; read once per process."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 

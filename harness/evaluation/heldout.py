@@ -52,6 +52,11 @@ class Suite:
         """Samples the protocol asks for."""
         return len(self.tasks) * self.protocol.samples
 
+    def described(self) -> dict[str, Any]:
+        """Return the protocol as events record it; where a file lies is this machine's affair."""
+        facts = self.protocol.model_dump(mode="json", exclude={"id"})
+        return facts | {"args": {key: value for key, value in facts["args"].items() if key != "path"}}
+
 
 def load_suites(context: Context) -> list[Suite]:
     """Load every environment of the protocol.
@@ -193,6 +198,7 @@ class Recorder:
             "prompt": prompt,
             "prompt_sha": sha,
             "items_sha": suite.items_sha,
+            "protocol": suite.described(),
             "verifier": suite.env.verifier_version,
             "file": self.program.relative(compact),
             "file_sha": file_sha,

@@ -75,28 +75,57 @@ def training_args(state: RunState) -> dict[str, dict[str, Any]]:
     return {str(entry["id"]): dict(entry.get("args") or {}) for entry in entries}
 
 
-def label_rows(root: Path, state: RunState, context: Context) -> list[dict[str, Any]]:
+def evaluated_tasks(root: Path, state: RunState, context: Context) -> dict[str, list[Task]]:
+    """Return by environment the very tasks that the run's last eval answered, in the order of their split.
+
+    An eval records split and arguments; for one that did not, CONTEXT.md and then the training arguments
+    are tried. CONTEXT.md alone would be wrong: it may have been amended since. An environment whose
+    tasks cannot all be found here is left out.
+    """
+    found: dict[str, list[Task]] = {}
+    trained = training_args(state)
+    for name in sorted({str(entry["env"]) for entry in state.evals}):
+        last = _last_eval(state.evals, name, "policy") or _last_eval(state.evals, name, "base")
+        frozen = context.eval_env(name)
+        split = frozen.split if frozen else "heldout"
+        recorded = last.get("protocol")
+        choices = [(frozen.args if frozen else {}, split), (trained.get(name, {}), split)]
+        if recorded:
+            choices = [(recorded["args"], recorded["split"])]
+        for args, chosen in choices:
+            try:
+                wanted = {item.task for item in read_items(root / str(last["file"]))}
+                tasks = [task for task in load_environment(name, dict(args)).tasks(chosen) if task.id in wanted]
+            except (HarnessError, OSError, KeyError):
+                continue
+            if wanted and len(tasks) == len(wanted):
+                found[name] = tasks
+                break
+    return found
+
+
+def label_rows(root: Path, state: RunState, tasks: Mapping[str, Sequence[Task]]) -> list[dict[str, Any]]:
     """Return held-out accuracy by label, base against policy, under the run's prompt.
 
-    Environments whose tasks cannot be loaded here, or whose item files are gone, have no rows.
+    Args:
+        tasks: as `evaluated_tasks` returns them; other environments have no rows.
     """
     rows: list[dict[str, Any]] = []
-    for frozen in sorted(context.eval.env, key=lambda entry: entry.id):
-        files = {subject: _file(state.evals, frozen.id, subject) for subject in ("base", "policy")}
-        if not files["policy"]:
+    for name, items in tasks.items():
+        labels = {task.id: task.label for task in items}
+        evals = {subject: _last_eval(state.evals, name, subject) for subject in ("base", "policy")}
+        if not evals["policy"]:
             continue
         try:
-            env = load_environment(frozen.id, dict(frozen.args))
-            labels = {task.id: task.label for task in env.tasks(frozen.split)}
-            base = _by_label(root / files["base"], labels) if files["base"] else {}
-            policy = _by_label(root / files["policy"], labels)
+            base = _by_label(root / str(evals["base"]["file"]), labels) if evals["base"] else {}
+            policy = _by_label(root / str(evals["policy"]["file"]), labels)
         except (HarnessError, OSError):
             continue
         for label in sorted(policy):
             before = base.get(label)
             rows.append(
                 {
-                    "env": frozen.id,
+                    "env": name,
                     "label": label,
                     "n": len(policy[label]),
                     "base": _mean(before) if before else None,
@@ -106,9 +135,10 @@ def label_rows(root: Path, state: RunState, context: Context) -> list[dict[str, 
     return rows
 
 
-def _file(evals: Sequence[Mapping[str, Any]], env: str, subject: str) -> str:
+def _last_eval(evals: Sequence[Mapping[str, Any]], env: str, subject: str) -> Mapping[str, Any]:
+    """Return the eval of the highest step under the run's prompt that has an item file; empty without one."""
     found = [e for e in evals if e["env"] == env and e["subject"] == subject and e["prompt"] == "run" and e.get("file")]
-    return str(max(found, key=lambda e: int(e.get("step") or 0))["file"]) if found else ""
+    return max(found, key=lambda e: int(e.get("step") or 0), default={})
 
 
 def _by_label(path: Path, labels: Mapping[str, str]) -> dict[str, list[float]]:
@@ -124,18 +154,13 @@ def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / len(values), 6)
 
 
-def baseline_rows(context: Context) -> list[dict[str, Any]]:
-    """Return what each environment's model-free answers reach on the held-out items."""
+def baseline_rows(tasks: Mapping[str, Sequence[Task]]) -> list[dict[str, Any]]:
+    """Return what each environment's model-free answers reach on the tasks that were evaluated."""
     rows: list[dict[str, Any]] = []
-    for frozen in sorted(context.eval.env, key=lambda entry: entry.id):
-        name = f"harness.envs.{frozen.id}.baselines"
-        if frozen.id not in ENVIRONMENTS or not _exists(name):
-            continue
-        try:
-            env = load_environment(frozen.id, dict(frozen.args))
-            rows += _baselines(name, frozen.id, env.tasks(frozen.split)[: frozen.items])
-        except (HarnessError, OSError):
-            continue
+    for env, items in tasks.items():
+        name = f"harness.envs.{env}.baselines"
+        if env in ENVIRONMENTS and _exists(name):
+            rows += _baselines(name, env, items)
     return rows
 
 

@@ -32,6 +32,7 @@ from harness.reports.summary import (
     baseline_rows,
     capture,
     dump_summary,
+    evaluated_tasks,
     label_rows,
     parse_summary,
     redistributable,
@@ -178,7 +179,8 @@ def compact_files(program: Program, state: RunState, context: Context) -> dict[s
     if all((committed / name).is_file() for name in names):
         return {name: (committed / name).read_text(encoding="utf-8") for name in names}
     # an import, or a run that was never started: evals and ledger are all there is
-    derived = {"labels": label_rows(program.root, state, context), "baselines": baseline_rows(context)}
+    tasks = evaluated_tasks(program.root, state, context)
+    derived = {"labels": label_rows(program.root, state, tasks), "baselines": baseline_rows(tasks)}
     return {METRICS: "step\n", ROLLOUTS: "", SUMMARY: dump_summary({**EMPTY, **derived})}
 
 
@@ -189,13 +191,14 @@ def _from_outputs(program: Program, outputs: Path, state: RunState, context: Con
     for env, by_step in sorted(_stored_rollouts(outputs / "rollouts").items()):
         picks = choose_samples(state.run, env, {step: read_lines(path)[0] for step, path in by_step.items()})
         lines += [sample_line(row, redistributable=shared.get(env, False)) + "\n" for row in picks]
+    tasks = evaluated_tasks(program.root, state, context)
     captured, packages = capture(outputs / "environment.json")
     summary = {
         "capture": captured,
         "packages": packages,
         "redistributable": shared,
-        "labels": label_rows(program.root, state, context),
-        "baselines": baseline_rows(context),
+        "labels": label_rows(program.root, state, tasks),
+        "baselines": baseline_rows(tasks),
         "broken_lines": broken,
     }
     return {METRICS: metrics_csv(merge_metrics(rows)), ROLLOUTS: "".join(lines), SUMMARY: dump_summary(summary)}
