@@ -59,7 +59,7 @@ class Child:
     def kill(self, number=signal.SIGKILL):
         os.kill(self.pid, number)  # the server has not waited for it yet, so the pid is still this child's
 
-    def wait(self, timeout=240):
+    def wait(self, timeout=900):
         code = self.server.ask({"do": "wait", "pid": self.pid, "timeout": timeout})["code"]
         if code is None:
             pytest.fail(f"still running after {timeout} s: {self.err.read_text()[-2000:]}")
