@@ -181,9 +181,12 @@ WARM = (
 def serve():
     for name in WARM:
         importlib.import_module(name)
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
     from harness.backends.capture import packages
 
     packages()
+    get_checkpoint_conversion_mapping("llama")  # a thousand patterns, compiled once per process
     alive = set()
     for line in sys.stdin:
         request = json.loads(line)
