@@ -22,6 +22,7 @@ from harness.core.errors import ConfigError, HarnessError, InfraError, RefusedEr
 from harness.core.files import atomic_write, file_lock
 from harness.core.paths import cache_dir
 from harness.core.types import FailureClass, Outcome
+from harness.envs.base import check_tasks_disjoint
 from harness.envs.registry import load_environment
 from harness.evaluation.heldout import Recorder, Suite, load_suites, run_prompts, run_suite
 from harness.inference.engine import TransformersEngine
@@ -316,18 +317,9 @@ def check_leaks(envs: Mapping[str, TrainingEnv], suites: Sequence[Suite]) -> Non
         RefusedError: naming the first task found in both.
     """
     for suite in suites:
-        item = envs.get(suite.protocol.id)
-        if item is None:
-            continue
-        trained = item.env.tasks("train")
-        ids, contents = {task.id for task in trained}, {task.sha for task in trained}
-        clusters = {task.cluster for task in trained}
-        for task in suite.tasks:
-            if task.id in ids or task.sha in contents or task.cluster in clusters:
-                raise RefusedError(
-                    f"held-out task {task.id} of {suite.protocol.id} (or its cluster {task.cluster}) is trained on too",
-                    "training and evaluation must use disjoint splits; compare [[env]] args with CONTEXT.md",
-                )
+        if suite.protocol.id in envs:
+            trained = envs[suite.protocol.id].env.tasks("train")
+            check_tasks_disjoint(suite.protocol.id, trained, suite.tasks)
 
 
 def _evaluate(

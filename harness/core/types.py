@@ -124,6 +124,11 @@ class Episode:
     finish_reason: FinishReason
 
     @property
+    def prompt_text(self) -> str:
+        """What the model was shown, as records store it: every message but the last, under its role."""
+        return "\n\n".join(f"[{m.role}]\n{m.content}" for m in self.messages[:-1])
+
+    @property
     def final(self) -> str:
         """Text of the last assistant message; empty when there is none."""
         return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")

@@ -122,20 +122,21 @@ def unknown_split(env: str, split: str, known: Sequence[str]) -> NotFoundError:
 
 
 def check_disjoint(env: Environment, train: str = "train", heldout: str = "heldout") -> None:
-    """Check that no task, content or cluster is in both splits.
+    """Check that no task, content or cluster is in both splits; see `check_tasks_disjoint`."""
+    check_tasks_disjoint(env.id, env.tasks(train), env.tasks(heldout))
+
+
+def check_tasks_disjoint(env: str, trained: Sequence[Task], heldout: Sequence[Task]) -> None:
+    """Check that no held-out task is trained on: neither its id, nor its content, nor its cluster.
 
     Raises:
         RefusedError: naming the first overlap; training on it would leak held-out items.
     """
-    seen, asked = env.tasks(train), env.tasks(heldout)
-    for what, train_keys, heldout_keys in (
-        ("task id", {t.id for t in seen}, {t.id for t in asked}),
-        ("task content", {t.sha for t in seen}, {t.sha for t in asked}),
-        ("cluster", {t.cluster for t in seen}, {t.cluster for t in asked}),
-    ):
-        shared = sorted(train_keys & heldout_keys)
-        if shared:
+    ids, contents = {task.id for task in trained}, {task.sha for task in trained}
+    clusters = {task.cluster for task in trained}
+    for task in heldout:
+        if task.id in ids or task.sha in contents or task.cluster in clusters:
             raise RefusedError(
-                f"{env.id}: {len(shared)} {what}(s) are in both {train!r} and {heldout!r}, first {shared[0]!r}",
-                f"`harness env show {env.id}` prints the splits; fix the data before training on it",
+                f"held-out task {task.id} of {env} (or its cluster {task.cluster}) is trained on too",
+                "training and evaluation must use disjoint splits; compare [[env]] args with CONTEXT.md",
             )

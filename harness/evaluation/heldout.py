@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.config.load import load_config
 from harness.config.schema import ModelSection, RunConfig
-from harness.core.canonical import content_sha
+from harness.core.canonical import content_sha, sha256_file
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
 from harness.core.seeds import derive_seed
 from harness.core.types import Rollout, Task
@@ -137,7 +137,7 @@ def item_record(rollout: Rollout) -> ItemRecord:
         components=score.components,
         metrics=score.metrics,
         failure=score.failure,
-        prompt="\n\n".join(f"[{m.role}]\n{m.content}" for m in rollout.episode.messages[:-1]),
+        prompt=rollout.episode.prompt_text,
         completion=rollout.episode.final,
         finish=rollout.completion.finish_reason,
         diagnostics=score.diagnostics,
@@ -176,8 +176,8 @@ class Recorder:
             sha: hash of the prompt's texts.
             adapter: hash of the adapter evaluated; None for the base.
         """
-        env, shipped = suite.protocol.id, ".shipped" if prompt == "shipped" else ""
-        full = self.program.run_dir(self.run) / "evals" / f"step_{step}" / f"{subject}.{env}{shipped}.jsonl"
+        env = suite.protocol.id
+        full = self.program.run_dir(self.run) / "evals" / f"step_{step}" / _file_name(subject, env, prompt)
         write_items(full, items, compact=False)
         compact = self._compact(subject, step, env, prompt)
         file_sha = write_items(compact, items, compact=True)
@@ -210,8 +210,7 @@ class Recorder:
         return data
 
     def _compact(self, subject: str, step: int, env: str, prompt: str) -> Path:
-        shipped = ".shipped" if prompt == "shipped" else ""
-        return self.program.analysis_dir(self.run) / "evals" / f"step_{step}.{subject}.{env}{shipped}.jsonl"
+        return self.program.analysis_dir(self.run) / "evals" / f"step_{step}.{_file_name(subject, env, prompt)}"
 
     def _items(self, subject: str, step: int, env: str, prompt: str) -> list[ItemRecord] | None:
         path = self._compact(subject, step, env, prompt)
@@ -225,6 +224,10 @@ class Recorder:
             == (subject, step, env, prompt, adapter)
             for e in (run.evals if run else [])
         )
+
+
+def _file_name(subject: str, env: str, prompt: str) -> str:
+    return f"{subject}.{env}{'.shipped' if prompt == 'shipped' else ''}.jsonl"
 
 
 def run_prompts(program: Program, config: RunConfig) -> dict[str, dict[str, str] | None]:
@@ -277,8 +280,6 @@ def evaluate(program: Program, subject: str, step: int | None, on_progress: Prog
 def _evaluate_run(
     program: Program, run: str, step: int | None, context: Context, suites: list[Suite], on_progress: Progress
 ) -> list[dict[str, Any]]:
-    from harness.core.canonical import sha256_file
-
     config = load_config(program.config_path(run))
     ledger = Ledger(program.ledger)
     state = ledger.state()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.core.errors import ConfigError
@@ -50,7 +50,6 @@ class Timing:
     generate_s: float = 0.0
     score_s: float = 0.0
     tokens: int = 0
-    prompt_texts: dict[str, str] = field(default_factory=dict)
 
 
 def score_episode(env: Environment, task: Task, episode: Episode) -> Score:

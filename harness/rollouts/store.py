@@ -19,7 +19,7 @@ def rollout_record(rollout: Rollout, advantage: float) -> dict[str, Any]:
         "task": rollout.task.id,
         "group": rollout.group,
         "index": rollout.index,
-        "prompt": "\n\n".join(f"[{m.role}]\n{m.content}" for m in rollout.episode.messages[:-1]),
+        "prompt": rollout.episode.prompt_text,
         "completion": rollout.episode.final,
         "finish": str(rollout.completion.finish_reason),
         "reward": score.reward,
