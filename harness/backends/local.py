@@ -349,7 +349,7 @@ def _evaluate(
         if subject == "base" and sha != shipped:
             variants.append(("shipped", None, shipped))
         for prompt, texts, digest in variants:
-            if recorder.has(subject, step, name, prompt, adapter_sha):
+            if recorder.has(suite, subject, step, prompt, adapter_sha):
                 continue
             items = run_suite(suite, engine, loaded, context, texts, report)
             data = recorder.record(suite, items, subject, step, prompt, digest, adapter_sha)

@@ -216,13 +216,18 @@ class Recorder:
         path = self._compact(subject, step, env, prompt)
         return list(read_items(path)) if path.is_file() else None
 
-    def has(self, subject: str, step: int, env: str, prompt: str, adapter: str | None = None) -> bool:
-        """Whether the ledger holds this very eval, of the same adapter, and its file is still there."""
+    def has(self, suite: Suite, subject: str, step: int, prompt: str, adapter: str | None = None) -> bool:
+        """Whether the ledger holds this very eval, of the same adapter and items, and its file is unchanged."""
+        env = suite.protocol.id
+        path = self._compact(subject, step, env, prompt)
         run = self.ledger.state().runs.get(self.run)
-        return self._compact(subject, step, env, prompt).is_file() and any(
-            (e["subject"], e["step"], e["env"], e["prompt"], e.get("adapter_sha"))
-            == (subject, step, env, prompt, adapter)
-            for e in (run.evals if run else [])
+        if run is None or not path.is_file():
+            return False
+        wanted = (subject, step, env, prompt, adapter, suite.items_sha, sha256_file(path))
+        return any(
+            (e["subject"], e["step"], e["env"], e["prompt"], e.get("adapter_sha"), e["items_sha"], e["file_sha"])
+            == wanted
+            for e in run.evals
         )
 
 

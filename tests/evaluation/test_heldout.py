@@ -176,14 +176,21 @@ def test_without_a_shipped_eval_the_base_is_both(recorder):
 
 def test_an_eval_is_known_by_its_adapter_and_its_file(recorder):
     suite, items = run(Policy())
-    assert not recorder.has("policy", 10, "toy", "run", "ad")
+    assert not recorder.has(suite, "policy", 10, "run", "ad")
     data = recorder.record(suite, items, "policy", 10, "run", "p", "ad")
-    assert recorder.has("policy", 10, "toy", "run", "ad")
-    assert not recorder.has("policy", 10, "toy", "run", "another")
-    assert not recorder.has("policy", 20, "toy", "run", "ad")
-    assert not recorder.has("policy", 10, "toy", "shipped", "ad")
-    (recorder.program.root / data["file"]).unlink()
-    assert not recorder.has("policy", 10, "toy", "run", "ad")
+    assert recorder.has(suite, "policy", 10, "run", "ad")
+    assert not recorder.has(suite, "policy", 10, "run", "another")
+    assert not recorder.has(suite, "policy", 20, "run", "ad")
+    other, _ = run(Policy(), context(max_tokens=5))
+    assert other.items_sha != suite.items_sha
+    assert not recorder.has(other, "policy", 10, "run", "ad")  # CONTEXT.md was amended in between
+    assert not recorder.has(suite, "policy", 10, "shipped", "ad")
+    path = recorder.program.root / data["file"]
+    content = path.read_bytes()
+    path.write_bytes(content + b"\n")
+    assert not recorder.has(suite, "policy", 10, "run", "ad")
+    path.unlink()
+    assert not recorder.has(suite, "policy", 10, "run", "ad")
 
 
 def training(env):
