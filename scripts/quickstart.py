@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".quickstart"
 RUN = "run-001"
 ENVIRONMENT = "drugprot"
-HYPOTHESIS = "Thirty GRPO steps raise the held-out reward of the base model under the same prompt, not only its form."
+HYPOTHESIS = (
+    "Twenty-five GRPO steps raise the held-out reward of the base model under the same prompt, not only its form."
+)
 NEXT = "Alpha 64 learns faster than 32 without hurting the held-out score."
 GIB = 1024**3
 INSTALL_GIB = 3.0

@@ -102,8 +102,8 @@ class RunState:
 
     @cached_property
     def gated(self) -> list[dict[str, Any]]:
-        """Data of the `gated` and `promoted` events with `at` and `actor`: what the gates said each time."""
-        return [_stamped(event) for event in self.of_kind("gated", "promoted")]
+        """Data of the `gated` events with `at` and `actor`: what the gates said each time."""
+        return [_stamped(event) for event in self.of_kind("gated")]
 
     @cached_property
     def promoted(self) -> dict[str, Any] | None:

@@ -132,12 +132,17 @@ def _gain(data: ReportData, env: str) -> Plot | None:
     names = _shown_metrics(data, env, final.gain or final.gain_shipped)
     room = label_room([plot_text(name) for name in names])
     figure, (axis,) = new_figure(1, columns=1, height_in=0.95 + 0.52 * len(names), left_in=room)
+    one = final.gain == final.gain_shipped  # the run's prompt is the shipped one
+    pairs = (
+        [(final.gain, 0.0, "o", False)]
+        if one
+        else [(final.gain, -0.13, "o", False), (final.gain_shipped, 0.17, "D", True)]
+    )
     for row, name in enumerate(names):
         colour = metric_colour(name, names)
-        pairs = ((final.gain, -0.13, "o", colour), (final.gain_shipped, 0.17, "D", "white"))
         for gains, shift, marker, face in pairs:
             if name in gains:
-                _whisker(axis, gains[name], row + shift, colour, marker, face)
+                _whisker(axis, gains[name], row + shift, colour, marker, "white" if face else colour)
     axis.axvline(0, color=INK, lw=1)
     axis.set_yticks(range(len(names)), [plot_text(name) for name in names], color=INK, fontsize=10.5)
     axis.set_ylim(len(names) - 0.4, -0.6)
@@ -149,7 +154,7 @@ def _gain(data: ReportData, env: str) -> Plot | None:
     axis.margins(x=0.12)
     axis.set_xlabel(f"paired gain on the same items, with {data.confidence:.0%} interval")
     axis.set_title(
-        GAIN_KEY,
+        "" if one else GAIN_KEY,
         fontsize=9.5,
         color=SOFT,
         fontweight="normal",

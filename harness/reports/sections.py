@@ -76,17 +76,21 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def estimate(value: Estimate | None, *, signed: bool = False) -> Inline:
+def estimate(value: Estimate | None, *, signed: bool = False, judged: bool = True) -> Inline:
     """Return a mean with its interval, `0.431 (0.402 to 0.460)`; a dash when there is none.
 
-    A signed one is a gain: green when its interval lies above zero, red when below.
+    Args:
+        value: the mean and its interval.
+        signed: it is a difference; bold when its interval leaves zero out.
+        judged: more is better, so above zero is green and below red; False for counts and lengths.
     """
     if value is None:
         return text("—", "quiet")
     sign = "+" if signed else ""
     mean, low, high = (_number(part, sign) for part in (value.mean, value.low, value.high))
-    tone: Tone = "" if not signed else "good" if value.low > 0 else "bad" if value.high < 0 else ""
-    shown = strong(mean, tone) if tone else text(mean)
+    clear = signed and (value.low > 0 or value.high < 0)
+    tone: Tone = "" if not judged else "good" if value.low > 0 else "bad"
+    shown = strong(mean, tone) if clear else text(mean)
     return (*shown, *text(" "), *text(f"({low} to {high})", "quiet"))
 
 
@@ -164,22 +168,12 @@ def _heldout(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
     if not data.evals:
         return [*blocks, Paragraph(text("No held-out eval is recorded."))]
     for env in data.eval_environments():
-        final, base, shipped = data.final(env), data.base(env), data.base(env, "shipped")
-        shown = final or base
+        shown = data.final(env) or data.base(env)
         if shown is None:
             continue
         blocks.append(Heading(3, env))
         blocks.append(Paragraph(text(_eval_line(data, shown))))
-        rows = tuple(_metric_row(name, base, shipped, final) for name in metric_order(shown.means))
-        columns = (
-            "Metric",
-            "Base, shipped prompt",
-            "Base, run prompt",
-            "Policy",
-            "Gain over run prompt",
-            "Gain over shipped prompt",
-        )
-        blocks.append(Table(columns, rows, frozenset(range(1, 6))))
+        blocks.append(_means(data, env, shown))
         blocks += _baselines(data, env)
         blocks += _figure(plots, f"gain-{env}")
     return blocks
@@ -195,18 +189,27 @@ def _eval_line(data: ReportData, shown: Eval) -> str:
     return line if share is None else f"{line} Most frequent answer: {share:.0%} of the answers."
 
 
-def _metric_row(name: str, base: Eval | None, shipped: Eval | None, final: Eval | None) -> tuple[Inline, ...]:
-    def mean(entry: Eval | None) -> Inline:
-        return estimate(entry.means.get(name) if entry else None)
-
-    return (
-        text(name),
-        mean(shipped),
-        mean(base),
-        mean(final),
-        estimate(final.gain.get(name) if final else None, signed=True),
-        estimate(final.gain_shipped.get(name) if final else None, signed=True),
+def _means(data: ReportData, env: str, shown: Eval) -> Table:
+    """Return means and gains; the shipped prompt has columns of its own only where the run has another one."""
+    final, base, shipped = data.final(env), data.base(env), data.base(env, "shipped")
+    evals = {"Base, shipped prompt": shipped, "Base, run prompt": base, "Policy": final}
+    gains = {
+        "Gain over run prompt": final.gain if final else {},
+        "Gain over shipped prompt": final.gain_shipped if final else {},
+    }
+    if shipped is None and final is not None and final.gain == final.gain_shipped:
+        evals = {"Base": base, "Policy": final}
+        gains = {"Gain": final.gain}
+    judged = reward_parts(shown.means, data, env)
+    rows = tuple(
+        (
+            text(name),
+            *(estimate(entry.means.get(name) if entry else None) for entry in evals.values()),
+            *(estimate(gain.get(name), signed=True, judged=name in judged) for gain in gains.values()),
+        )
+        for name in metric_order(shown.means)
     )
+    return Table(("Metric", *evals, *gains), rows, frozenset(range(1, 1 + len(evals) + len(gains))))
 
 
 def _baselines(data: ReportData, env: str) -> list[Block]:

@@ -73,7 +73,7 @@ def test_the_life_of_a_run(ledger) -> None:
     assert (run.decision, run.reason, [d["decision"] for d in run.decisions]) == ("keep", "second", ["rerun", "keep"])
     assert run.decisions[0]["actor"] == {"kind": "agent", "name": "tester"}
     assert run.promoted is not None and run.promoted["certificate"] == "c.json"
-    assert [g["verdict"] for g in run.gated] == ["pass", "pass"]
+    assert [g["verdict"] for g in run.gated] == ["pass"]
     assert run.notes[0]["text"] == "a note"
     assert state.champion == "run-001"
     assert [a["file"] for a in state.amendments] == ["GOAL.md"]
