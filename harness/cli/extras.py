@@ -19,6 +19,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "sentencepiece": "sentencepiece",
         "huggingface_hub": "huggingface-hub",
     },
+    "query": {"duckdb": "duckdb"},
 }
 """Extra -> module name -> distribution name."""
 

@@ -14,6 +14,7 @@ from harness.cli.state import find_run, program, read_state
 from harness.cli.views import change_lines, section, styled
 from harness.core.errors import RefusedError
 from harness.core.numbers import spell_interval
+from harness.ledger.superseded import is_superseded
 
 if TYPE_CHECKING:
     from harness.ledger import RunState
@@ -22,16 +23,40 @@ APPS = {name: new_app() for name in ("status", "list", "show", "diff")}
 
 
 @command(
-    APPS["list"], "list", "harness list", "harness list --status completed --limit 20", "harness list --all --json"
+    APPS["list"],
+    "list",
+    "harness list",
+    'harness list --where "status=completed" --where "gain.low>0" --sort -gain',
+    "harness list --columns run,decision,reward,accuracy_gain,lora.alpha",
+    "harness list --status completed --all --json",
 )
 def list_runs(
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="COLUMN OP VALUE, with = != > >= < <= or ~ (contains); all must hold."),
+    ] = None,
     status: Annotated[str, typer.Option(help=f"Only runs with this status: {', '.join(views.STATUSES)}.")] = "",
     decision: Annotated[str, typer.Option(help="Only runs with this decision; `none` for undecided ones.")] = "",
+    kind: Annotated[str, typer.Option(help="Only runs of this kind: training, prompt_search or import.")] = "",
+    tag: Annotated[str, typer.Option(help="Only runs with this tag.")] = "",
+    sort: Annotated[str, typer.Option(metavar="COLUMN", help="Order by a column; `-COLUMN` for descending.")] = "",
+    columns: Annotated[str, typer.Option(metavar="A,B,C", help="Columns to show, separated by commas.")] = "",
     limit: Limit = 100,
     everything: All = False,
 ) -> Result:
-    """List the runs of the program, newest first."""
-    return views.list_runs(status, decision, limit, everything)
+    """List the runs of the program, newest first.
+
+    A column is a fact of a run (status, decision, parent, step, …), a metric of its last held-out evals
+    (reward, gain, accuracy, accuracy_gain; with .low and .high, and with .ENV where there are several
+    environments), or a key of its config (lora.alpha). An unknown column is answered with the nearest one.
+    """
+    asked = [f"{name}={value}" for name, value in (("kind", kind), ("tags", tag)) if value]
+    if not (where or asked or sort or columns):
+        return views.list_runs(status, decision, limit, everything)
+    from harness.cli import listing
+
+    asked += [f"{name}={value}" for name, value in (("status", status), ("decision", decision)) if value]
+    return listing.list_runs([*asked, *(where or [])], sort, columns, limit, everything)
 
 
 @command(APPS["status"], "status", "harness status", "harness status --json")
@@ -46,7 +71,7 @@ def show(run: RunArg) -> Result:
     here = program()
     state = read_state(here)
     found = find_run(state, run)
-    data = views.run_row(found) | {
+    data = views.run_row(found, here) | {
         "champion": state.champion == run,
         "config": found.created.get("config"),
         "config_sha": found.config_sha,
@@ -54,7 +79,7 @@ def show(run: RunArg) -> Result:
         "replicate_of": found.created.get("replicate_of"),
         "changes": found.created.get("changes", []),
         "attempts": found.attempts,
-        "evals": found.evals,
+        "evals": [data | {"superseded": is_superseded(data, found.attempts)} for data in found.evals],
         "decisions": found.decisions,
         "gated": found.gated,
         "promoted": found.promoted,
@@ -75,7 +100,9 @@ def _show_lines(run: RunState, data: Mapping[str, Any]) -> list[Line]:
         [
             ("run", f"{run.run}{' (champion)' if data['champion'] else ''}"),
             ("hypothesis", run.hypothesis),
-            ("status", styled(data["status"])),
+            ("status", views.status_cell(data)),
+            ("because", data["stale_reason"]),
+            ("tags", ", ".join(data["tags"]) or None),
             ("decision", styled(run.decision)),
             ("reason", run.reason),
             ("parent", run.parent or "none (first run)"),
@@ -94,7 +121,7 @@ def _show_lines(run: RunState, data: Mapping[str, Any]) -> list[Line]:
     lines += section(
         "Attempts", table(["attempt", "outcome", "started", "step", "reason"], attempts) if attempts else []
     )
-    lines += section("Held-out evals", _eval_lines(run.evals))
+    lines += section("Held-out evals", _eval_lines(data["evals"]))
     gates = [
         (gate.get("at"), styled(gate.get("verdict")), ", ".join(f"{g['name']} {g['verdict']}" for g in gate["gates"]))
         for gate in run.gated
@@ -120,15 +147,16 @@ def _eval_lines(evals: list[dict[str, Any]]) -> list[Line]:
                 items,
                 spell_interval(data.get("means", {}).get("reward")),
                 spell_interval((data.get("gain") or {}).get("reward")),
+                "superseded" if data["superseded"] else "",
             )
         )
-    header = ["step", "subject", "env", "prompt", "items", "reward", "gain"]
+    header = ["step", "subject", "env", "prompt", "items", "reward", "gain", "note"]
     return table(header, rows, right="step items")
 
 
 @command(APPS["diff"], "diff", "harness diff run-001 run-002", "harness diff run-001 run-002 --json")
 def diff(old: RunArg, new: RunArg) -> Result:
-    """Show the change set between two runs.
+    """Compare two runs: their change set, held-out results and decisions.
 
     Compares what they stood on: config, environments, task sets, verifiers, prompts and code. Only what
     counts could be a hypothesis; nuisance keys and code that changes no result are shown without counting.

@@ -17,6 +17,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and touch nothing.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Rows shown at most.")]
 All = Annotated[bool, typer.Option("--all", help="Show all rows.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 
 
 def complete_runs(incomplete: str) -> list[str]:
@@ -30,6 +31,9 @@ def complete_runs(incomplete: str) -> list[str]:
 
 
 RunArg = Annotated[str, typer.Argument(metavar="RUN", help="A run id such as run-002.", autocompletion=complete_runs)]
+RunChoice = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run id; all runs when left out.", autocompletion=complete_runs)
+]
 
 
 def _examples(lines: Iterable[str]) -> str:
