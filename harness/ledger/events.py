@@ -22,9 +22,12 @@ VERSION = 1
 PROGRAM = "program"
 """The `run` of events that concern the whole program (an amendment, a note)."""
 MAX_LINE_BYTES = 1 << 20
+RENUMBERED = "renumbered"
+"""The kind that gives a run another number; see `numbering`."""
 KINDS = frozenset(
     ["created", "started", "evaluated", "finished", "gated", "decided", "promoted", "noted", "imported", "amended"]
-)
+    + ["tagged", "proposed"]
+) | {RENUMBERED}
 FIRST_KINDS = frozenset(["created", "imported"])
 """Kinds a run may begin with."""
 ACTOR_KINDS = frozenset(["person", "agent", "ci"])

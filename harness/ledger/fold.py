@@ -13,8 +13,9 @@ from typing import Any
 
 from harness.core.errors import LedgerCorruptError
 from harness.ledger.events import KINDS, PROGRAM, Event, UnknownEventError
+from harness.ledger.numbering import Numbering, contests, separate
 
-_ENDED = {"completed", "failed", "interrupted", "stopped"}
+_ENDED = {"completed", "failed", "interrupted", "crashed", "stopped"}
 
 
 class RunState:
@@ -28,8 +29,17 @@ class RunState:
     def __repr__(self) -> str:
         return f"RunState({self.run!r}, {self.status}, {len(self.events)} events)"
 
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Event]]:
+        groups: dict[str, list[Event]] = {}
+        for event in self.events:
+            groups.setdefault(event.kind, []).append(event)
+        return groups
+
     def of_kind(self, *kinds: str) -> list[Event]:
         """Return the run's events of these kinds, in order."""
+        if len(kinds) == 1:
+            return list(self._by_kind.get(kinds[0], ()))
         return [event for event in self.events if event.kind in kinds]
 
     @cached_property
@@ -37,6 +47,11 @@ class RunState:
         """Data of the `created` (or `imported`) event; empty when the run has none."""
         births = self.of_kind("created") or self.of_kind("imported")
         return births[0].data if births else {}
+
+    @property
+    def root(self) -> str:
+        """Hash of the run's first event; it stays when the run gets another number."""
+        return self.events[0].sha
 
     @property
     def created_at(self) -> str:
@@ -116,9 +131,15 @@ class RunState:
         """`text` with `at` and `actor` of each note."""
         return [_stamped(event) for event in self.of_kind("noted")]
 
+    @cached_property
+    def tags(self) -> tuple[str, ...]:
+        """Names the run carries now, sorted; of several `tagged` events for one name the last holds."""
+        last = {str(e.data.get("tag")): not e.data.get("removed") for e in self.of_kind("tagged")}
+        return tuple(sorted(tag for tag, carried in last.items() if carried))
+
     @property
     def status(self) -> str:
-        """Where the last attempt stands: created, running, completed, failed, interrupted or stopped.
+        """Where the last attempt stands: created, running, completed, failed, interrupted, crashed or stopped.
 
         `running` means started and not finished; `process.is_alive` tells whether that is still true.
         """
@@ -136,11 +157,21 @@ class RunState:
 class State:
     """What the ledger says of the program."""
 
-    def __init__(self, runs: dict[str, RunState], program_events: list[Event], champion: str | None) -> None:
+    def __init__(
+        self,
+        runs: dict[str, RunState],
+        program_events: list[Event],
+        champion: str | None,
+        numbering: Numbering | None = None,
+    ) -> None:
         """Hold the runs, sorted by id, and the events of the program itself."""
         self.runs = runs
         self.program_events = program_events
         self.champion = champion
+        self.collisions = {} if numbering is None else _states(numbering.collisions)
+        """Of each number that several runs have, the younger ones; `runs` has the oldest."""
+        self.former = {} if numbering is None else numbering.former
+        """Of each number that a run gave up, the number it has now."""
 
     @cached_property
     def amendments(self) -> list[dict[str, Any]]:
@@ -151,6 +182,17 @@ class State:
     def notes(self) -> list[dict[str, Any]]:
         """Notes on the program, with `at` and `actor`."""
         return [_stamped(event) for event in self.program_events if event.kind == "noted"]
+
+    @cached_property
+    def ideas(self) -> list[dict[str, Any]]:
+        """Hypotheses that `harness next` left and nobody took up or dropped, oldest first; with `id`, `at`, `actor`."""
+        events = [event for event in self.program_events if event.kind == "proposed"]
+        if not events:
+            return []
+        gone = {event.data.get("dropped") for event in events}
+        gone |= {run.created.get("idea") for run in self.runs.values()}
+        left = [event for event in events if event.data.get("hypothesis") and event.id not in gone]
+        return [_stamped(event) | {"id": event.id} for event in left]
 
 
 def _stamped(event: Event) -> dict[str, Any]:
@@ -165,16 +207,30 @@ def fold(events: Iterable[Event]) -> State:
         UnknownEventError: on a critical event of a kind this version does not know.
     """
     groups: dict[str, list[Event]] = {}
-    champion = None
-    for event in in_order(unique(events)):
+    promoted: list[Event] = []
+    numbering = None
+    contested = False
+    ordered = in_order(unique(events))
+    for event in ordered:
         refuse_unknown(event)
-        groups.setdefault(event.run, []).append(event)
+        group = groups.setdefault(event.run, [])
+        contested = contested or contests(event, group or None)
+        group.append(event)
         if event.kind == "promoted":
-            champion = event.run
+            promoted.append(event)
     program_events = groups.pop(PROGRAM, [])
+    if contested:
+        numbering = separate(ordered)
+        groups = numbering.runs
+        promoted = [found for event in promoted if (found := numbering.shown(event)) is not None]
     # Shorter ids first, so that run-1000 comes after run-999.
     names = sorted(groups, key=lambda name: (len(name), name))
-    return State({name: RunState(name, groups[name]) for name in names}, program_events, champion)
+    champion = promoted[-1].run if promoted else None
+    return State({name: RunState(name, groups[name]) for name in names}, program_events, champion, numbering)
+
+
+def _states(collisions: dict[str, list[list[Event]]]) -> dict[str, list[RunState]]:
+    return {number: [RunState(number, events) for events in runs] for number, runs in sorted(collisions.items())}
 
 
 def refuse_unknown(event: Event) -> None:

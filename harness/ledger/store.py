@@ -33,7 +33,8 @@ from harness.ledger.events import (
     make_event,
     parse_line,
 )
-from harness.ledger.fold import State, fold, refuse_unknown
+from harness.ledger.fold import State, fold, in_order, refuse_unknown
+from harness.ledger.numbering import contests, heads, separate
 
 _RESTORE = "`harness ledger verify` lists every damage; restore the file with `git checkout -- {name}` or `git log -p`"
 _unsynced: set[str] = set()
@@ -59,6 +60,7 @@ class Ledger:
     _last: bytes
     _stamp: tuple[int, ...]
     _too_new: Event | None  # a critical event of an unknown kind
+    _contested: bool  # a run number was given up or taken twice
 
     def __init__(self, path: Path | str, *, wait_s: float = 30.0, clock: Callable[[], int] = time.time_ns) -> None:
         self.path = Path(path)
@@ -140,18 +142,38 @@ class Ledger:
     def _make(self, news: list[NewEvent]) -> list[Event]:
         now = self._clock()
         at, milliseconds = format_time(now), now // 1_000_000
-        heads: dict[str, list[str]] = {}
+        fresh: dict[str, list[str]] = {}
         events = []
         for new in news:
-            before = heads.get(new.run, self._heads.get(new.run))
+            before = fresh.get(new.run, self._heads_of(new.run))
             if before is None and new.run != PROGRAM and new.kind not in FIRST_KINDS:
                 raise NotFoundError(f"{new.run} is not in {self.path.name}", "`harness list` shows the runs")
             if before is not None and new.kind == "created":
                 raise RefusedError(f"{new.run} exists already", "`harness new-run` takes the next free number")
             event = make_event(new, id=new_ulid(milliseconds), at=at, prev=sorted(before or ()))
-            heads[new.run] = [event.sha]
+            fresh[new.run] = [event.sha]
             events.append(event)
         return events
+
+    def _heads_of(self, run: str) -> list[str] | None:
+        """Return the hashes of the events that a new one of the run follows; None when there is no such run.
+
+        Raises:
+            RefusedError: when two branches took its number, so that nobody knows which run is meant.
+            NotFoundError: when it has another number now.
+        """
+        if not self._contested or run == PROGRAM:
+            return self._heads.get(run)
+        numbering = separate(in_order(list(self._by_id.values())))
+        if run in numbering.collisions:
+            raise RefusedError(
+                f"{run} was created on two branches, and both of its runs are here", f"harness ledger renumber {run}"
+            )
+        if run not in numbering.runs and run in numbering.former:
+            raise NotFoundError(
+                f"{run} has the number {numbering.former[run]} now", f"`harness show {numbering.former[run]}`"
+            )
+        return heads(numbering.runs[run]) if run in numbering.runs else None
 
     def _write(self, descriptor: int, events: list[Event]) -> None:
         payload = b"".join(event.line + b"\n" for event in events)
@@ -279,6 +301,7 @@ class Ledger:
         self._last = b""
         self._stamp = ()
         self._too_new = None
+        self._contested = False
 
     def _read(self) -> None:
         if self._locked:  # called from `build`, which holds the lock already
@@ -362,15 +385,16 @@ class Ledger:
         if event.critical and event.kind not in KINDS:
             self._too_new = event
         self._named.update(event.prev)
-        heads = self._heads.get(event.run)
-        if heads is None:
+        last = self._heads.get(event.run)
+        self._contested = self._contested or contests(event, last)
+        if last is None:
             self._heads[event.run] = [] if event.sha in self._named else [event.sha]
             return
         for sha in event.prev:
-            if sha in heads:
-                heads.remove(sha)
+            if sha in last:
+                last.remove(sha)
         if event.sha not in self._named:  # a merge may put a child before its parent
-            heads.append(event.sha)
+            last.append(event.sha)
 
 
 def _lock(descriptor: int, mode: int, wait_s: float, name: str) -> None:
