@@ -50,9 +50,10 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     "Upkeep": {
         "doctor": Entry("doctor", "Check this machine and this program, and say what to do."),
         "amend": Entry("programs", "Record a change of GOAL.md, CONTEXT.md or PLAN.md, with the reason."),
+        "import": Entry("imports", "Read runs of W&B, TensorBoard, MLflow, TRL or verifiers into the ledger."),
         "note": Entry("programs", "Add an observation to a run, or to the program, in the ledger."),
         "thread": Entry("programs", "Rewrite the generated block of THREAD.md."),
-        "ledger": Entry("ledger", "Verify the ledger, or render it for `git diff`."),
+        "ledger": Entry("ledger", "Verify the ledger, and merge it in git."),
         "help": Entry("help", "Show a help topic or the help of a command."),
     },
 }

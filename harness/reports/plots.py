@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from harness.reports.model import Estimate, LabelRow, ReportData, metric_order, reward_parts
+from harness.reports.model import Estimate, Eval, LabelRow, ReportData, metric_order, reward_parts
 from harness.reports.style import (
     BLUE,
     GRID,
@@ -101,10 +101,13 @@ def _heldout(data: ReportData, env: str) -> Plot | None:
         least_span(axis, 0.25)
     last = final.means[names[0]] if final else None
     summary = f"; {names[0]} ends at {last.mean:.3f}" if last else ""
-    caption = (
-        f"Held-out mean by training step; the band is the {data.confidence:.0%} interval, step 0 is the base model."
-    )
+    band = f"the band is the {data.confidence:.0%} interval, " if any(e.bounded for e in _all_means(curve)) else ""
+    caption = f"Held-out mean by training step; {band}step 0 is the base model."
     return Plot(f"heldout-{env}", png(figure), f"Held-out curves of {env}{summary}", caption)
+
+
+def _all_means(curve: Sequence[Eval]) -> list[Estimate]:
+    return [estimate for point in curve for estimate in point.means.values()]
 
 
 def _reference(axis: Axes, value: float, label: str, *, dotted: bool = False) -> None:
