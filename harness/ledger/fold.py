@@ -48,32 +48,37 @@ class RunState:
         births = self.of_kind("created") or self.of_kind("imported")
         return births[0].data if births else {}
 
-    @property
+    @cached_property
     def root(self) -> str:
         """Hash of the run's first event; it stays when the run gets another number."""
         return self.events[0].sha
 
-    @property
+    @cached_property
     def created_at(self) -> str:
         """Time of the run's first event."""
         return self.events[0].at
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """`training`, `prompt_search` or `import`."""
         return str(self.created.get("type", "import" if self.of_kind("imported") else "training"))
 
-    @property
+    @cached_property
     def hypothesis(self) -> str:
         """What the run tests."""
         return str(self.created.get("hypothesis") or "")
 
-    @property
+    @cached_property
     def parent(self) -> str | None:
         """The run whose config this one changes."""
         return self.created.get("parent")
 
-    @property
+    @cached_property
+    def idea(self) -> str | None:
+        """Id of the `proposed` event that the run took up."""
+        return self.created.get("idea")
+
+    @cached_property
     def config_sha(self) -> str | None:
         """Hash of the config the run was created with."""
         return self.created.get("config_sha")
@@ -105,15 +110,20 @@ class RunState:
         """Data of the `decided` events with `at` and `actor`."""
         return [_stamped(event) for event in self.of_kind("decided")]
 
-    @property
+    @cached_property
     def decision(self) -> str | None:
         """The last decision."""
         return self.decisions[-1].get("decision") if self.decisions else None
 
-    @property
+    @cached_property
     def reason(self) -> str | None:
         """The reason of the last decision."""
         return self.decisions[-1].get("reason") if self.decisions else None
+
+    @cached_property
+    def decided_at(self) -> str | None:
+        """When the last decision was made."""
+        return self.decisions[-1]["at"] if self.decisions else None
 
     @cached_property
     def gated(self) -> list[dict[str, Any]]:
@@ -137,7 +147,7 @@ class RunState:
         last = {str(e.data.get("tag")): not e.data.get("removed") for e in self.of_kind("tagged")}
         return tuple(sorted(tag for tag, carried in last.items() if carried))
 
-    @property
+    @cached_property
     def status(self) -> str:
         """Where the last attempt stands: created, running, completed, failed, interrupted, crashed or stopped.
 
@@ -145,7 +155,11 @@ class RunState:
         """
         executions = self.of_kind("started", "finished")
         if not executions:
-            return "completed" if self.of_kind("imported") else "created"
+            births = self.of_kind("imported")
+            if not births:
+                return "created"
+            ended = births[0].data.get("outcome")  # as far as its source told
+            return ended if ended in _ENDED else "completed"
         if executions[-1].kind == "started":
             return "running"
         outcome = executions[-1].data.get("outcome") if len(executions) == 2 else self.attempts[-1]["outcome"]
@@ -190,7 +204,7 @@ class State:
         if not events:
             return []
         gone = {event.data.get("dropped") for event in events}
-        gone |= {run.created.get("idea") for run in self.runs.values()}
+        gone |= {run.idea for run in self.runs.values()}
         left = [event for event in events if event.data.get("hypothesis") and event.id not in gone]
         return [_stamped(event) | {"id": event.id} for event in left]
 
