@@ -1,4 +1,4 @@
-"""`harness ledger`: verify the ledger, and render it for `git diff`."""
+"""`harness ledger`: verify it, and everything git needs: show it, merge it, tell colliding runs apart."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.output import Line, Result, Styled, rows_document
-from harness.cli.shared import command, new_app
+from harness.cli.output import Line, Result, Styled, mutation_document, rows_document
+from harness.cli.shared import DryRun, command, new_app
 from harness.cli.state import program
 from harness.core.errors import ExitCode, NotFoundError
 
-app = new_app("harness ledger verify", no_args_is_help=True, help="Verify the ledger, or render it for `git diff`.")
+app = new_app("harness ledger verify", no_args_is_help=True, help="Verify the ledger, and merge it in git.")
 APPS = {"ledger": app}
 
 
@@ -56,10 +56,65 @@ def textconv(
     """Render a ledger as text, one block per event; git calls this for `git diff`."""
     from harness.ledger.textconv import render
 
+    text = render(_bytes(file))
+    return Result({"file": str(file), "text": text}, text.splitlines(), multiline=True)
+
+
+_Side = Annotated[Path, typer.Argument(help="A version of the ledger.")]
+
+
+@command(app, "merge", "harness ledger merge %O %A %B", "git config merge.harness-ledger.driver")
+def merge(base: _Side, ours: _Side, theirs: _Side) -> Result:
+    """Merge two versions of the ledger: the union of their events, in the file OURS.
+
+    This is git's merge driver; `harness init` and `harness ledger install` tell git about it. Exit code 0 when
+    the merge is clean. 1 when a person has to look: a damaged or edited event is on one side, and OURS stays as
+    it is; or both sides created a run of the same number, and OURS has all events.
+    """
+    from harness.core.files import atomic_write
+    from harness.ledger.merge import merge as union
+
+    done = union(*(_bytes(path) for path in (base, ours, theirs)))
+    if done.data is not None:
+        atomic_write(ours, done.data)
+    detail = {"events": done.events, "problems": list(done.problems), "notes": list(done.notes)}
+    data = mutation_document(str(ours), applied=done.data is not None, dry_run=False, detail=detail)
+    lines: list[Line] = [(Styled("conflict:", "bad"), f" {problem}") for problem in done.problems]
+    lines += [(Styled("note:", "warn"), f" {note}") for note in done.notes]
+    if done.data is None:
+        lines.append("the ledger was not merged: repair that side, or restore the file with git, and merge again")
+    return Result(data, lines, ExitCode.NO if done.problems else ExitCode.OK)
+
+
+@command(app, "install", "harness ledger install", "harness ledger install --dry-run")
+def install(dry_run: DryRun = False) -> Result:
+    """Tell git in this clone how to show and how to merge the ledger.
+
+    `harness init` does it for a new program. Git takes no commands from a repository, so a fresh clone of a
+    program needs this once. Lines missing from .gitattributes are added.
+    """
+    from harness.program.gitsetup import install as set_up
+    from harness.program.gitsetup import on_path, spell
+
+    here = program()
+    done = set_up(here.root, dry_run=dry_run)
+    commands = [spell(command) for command in done.commands]
+    applied = not (dry_run or done.complete)
+    detail = {"commands": commands, "attributes": list(done.attributes), "on_path": on_path()}
+    data = mutation_document(str(here.root), applied=applied, dry_run=dry_run, detail=detail)
+    lines: list[Line] = [f"{'would run' if dry_run else 'ran'} {text}" for text in commands]
+    lines += [f"{'would add' if dry_run else 'added'} to .gitattributes: {line}" for line in done.attributes]
+    if done.complete:
+        lines.append("git is set up for the ledger already")
+    if not on_path():
+        lines.append((Styled("warning:", "warn"), " git does not find `harness` on PATH, so it cannot merge with it"))
+    return Result(data, lines)
+
+
+def _bytes(path: Path) -> bytes:
     try:
-        text = render(file.read_bytes())
+        return path.read_bytes()
     except OSError as error:
         raise NotFoundError(
-            f"cannot read {file}: {error.strerror}", "name a ledger file, such as runs.jsonl"
+            f"cannot read {path}: {error.strerror}", "name a ledger file, such as runs.jsonl"
         ) from error
-    return Result({"file": str(file), "text": text}, text.splitlines(), multiline=True)
