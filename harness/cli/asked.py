@@ -34,9 +34,14 @@ def gather(here: Program, state: State, names: Iterable[str]) -> list[Table]:
 
 
 def metric_files(here: Program, state: State) -> Iterator[tuple[str, Path]]:
-    """Yield each run with the file of its training metrics: of its run folder, else the committed one."""
+    """Yield each run that has training metrics with their file."""
     for run in state.runs:
-        for path in (here.run_dir(run) / "metrics.jsonl", here.analysis_dir(run) / "data" / "metrics.csv"):
-            if path.is_file():
-                yield run, path
-                break
+        path = metric_file(here, run)
+        if path is not None:
+            yield run, path
+
+
+def metric_file(here: Program, run: str) -> Path | None:
+    """Return the file of a run's training metrics: in its run folder, else the committed one; None without any."""
+    places = (here.run_dir(run) / "metrics.jsonl", here.analysis_dir(run) / "data" / "metrics.csv")
+    return next((path for path in places if path.is_file()), None)

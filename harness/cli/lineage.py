@@ -65,7 +65,7 @@ def lineage(
     return Result(data, lambda: [*_lines(shown, rows, counts), *after])
 
 
-def _rows(state: State, nodes: Sequence[Node]) -> list[dict[str, Any]]:
+def _rows(here: Program, state: State, nodes: Sequence[Node]) -> list[dict[str, Any]]:
     kept = ("run", "status", "decision", "promoted", "kind", "reward", "gain", "hypothesis")
     rows = []
     for node in nodes:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import views
-from harness.cli.output import Line, Result, Styled, fields, rows_document, table
+from harness.cli.output import Line, Result, fields, table
 from harness.cli.shared import All, Limit, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state
 from harness.cli.views import change_lines, section, styled
-from harness.core.errors import RefusedError
 from harness.core.numbers import spell_interval
 from harness.ledger.superseded import is_superseded
 
@@ -85,10 +84,25 @@ def show(run: RunArg) -> Result:
         "promoted": found.promoted,
         "notes": found.notes,
         "protocol": found.created.get("protocol"),
+        "imported": _imported(found),
         "report": _existing(here.analysis_dir(run) / "report.md", here.root),
         "outputs": _existing(here.run_dir(run), here.root),
     }
     return Result(data, lambda: _show_lines(found, data))
+
+
+def _imported(run: RunState) -> dict[str, Any] | None:
+    """Return where an imported run comes from and what it had; None for a run of this program."""
+    keys = ("format", "name", "source", "settings", "final", "metrics", "reason", "parent_by", "not_read", "files")
+    return {key: run.created.get(key) for key in keys} if run.created.get("provenance") == "imported" else None
+
+
+def _provenance(imported: Mapping[str, Any] | None) -> str | None:
+    if imported is None:
+        return None
+    told = f"as {imported['format']} from {(imported['source'] or {}).get('name')}"
+    told += f"; {imported['reason']}" if imported["reason"] else ""
+    return told + ("; the parent is a guess from the configs" if imported["parent_by"] == "inferred" else "")
 
 
 def _existing(path: Any, root: Any) -> str | None:
@@ -109,6 +123,7 @@ def _show_lines(run: RunState, data: Mapping[str, Any]) -> list[Line]:
             ("lever", data["lever"]),
             ("replicates", data["replicate_of"]),
             ("config", data["config"]),
+            ("imported", _provenance(data["imported"])),
             ("report", data["report"]),
             ("outputs", data["outputs"]),
         ]
@@ -138,6 +153,8 @@ def _eval_lines(evals: list[dict[str, Any]]) -> list[Line]:
     for data in evals:
         requested, counted = data.get("requested"), data.get("n")
         items = str(counted) if requested == counted else f"{counted} of {requested}"
+        if counted is None:  # an imported result: what was asked for, as far as its config tells
+            items = "-" if requested is None else f"? of {requested}"
         rows.append(
             (
                 str(data.get("step")),
@@ -158,30 +175,10 @@ def _eval_lines(evals: list[dict[str, Any]]) -> list[Line]:
 def diff(old: RunArg, new: RunArg) -> Result:
     """Compare two runs: their change set, held-out results and decisions.
 
-    Compares what they stood on: config, environments, task sets, verifiers, prompts and code. Only what
-    counts could be a hypothesis; nuisance keys and code that changes no result are shown without counting.
+    The change set compares what they stood on: config, environments, task sets, verifiers, prompts and code.
+    Only what counts could be a hypothesis. Held-out results are the means of each run and, where both were
+    evaluated on the same items and these are committed, the difference paired item by item.
     """
-    from harness.backends.basis import stored_basis
-    from harness.config.changes import change_set
-    from harness.program.documents import read_plan
+    from harness.cli.compare import diff as compare
 
-    here = program()
-    state = read_state(here)
-    bases = []
-    for name in (old, new):
-        basis = stored_basis(find_run(state, name))
-        if basis is None:
-            raise RefusedError(f"{name} has no recorded basis (it was imported)", f"`harness show {name}`")
-        bases.append(basis)
-    found = change_set(bases[0], bases[1], read_plan(here).nuisance)
-    changes = found.to_json()
-    counts = {"total": len(changes), "counting": sum(change["counts"] for change in changes)}
-    data = rows_document(changes, counts, False) | {"old": old, "new": new}
-
-    def lines() -> list[Line]:
-        if not changes:
-            return [f"{old} and {new} do not differ"]
-        summary = f"{counts['counting']} of {counts['total']} differences count as changes"
-        return [*change_lines(changes), Styled(summary, "dim")]
-
-    return Result(data, lines)
+    return compare(old, new)

@@ -1,7 +1,8 @@
 """Choosing runs: columns by name, conditions on them, and an order; pure, over the folded state.
 
 A column is a fixed fact of a run (`status`), a metric of its last held-out evals (`reward`,
-`accuracy_gain.low`, `reward.drugprot`) or a dotted key of its config (`lora.alpha`).
+`accuracy_gain.low`, `reward.drugprot`), a dotted key of its config (`lora.alpha`), or the last value of a training
+metric that an imported run brought.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def run_config(run: RunState) -> Mapping[str, Any]:
     for basis in bases:
         if isinstance(basis, Mapping) and isinstance(basis.get("config"), Mapping) and basis["config"]:
             return basis["config"]
-    config = run.created.get("config")
-    return config if isinstance(config, Mapping) else {}
+    imported = run.created.get("settings")
+    return imported if isinstance(imported, Mapping) else {}
 
 
 class Columns:
@@ -237,7 +238,8 @@ class Columns:
 
     def _flat(self, run: RunState) -> dict[str, Any]:
         if run.run not in self._configs:
-            self._configs[run.run] = flat_config(run_config(run))
+            final = run.created.get("final")
+            self._configs[run.run] = flat_config(run_config(run)) | (final if isinstance(final, dict) else {})
         return self._configs[run.run]
 
     @cached_property

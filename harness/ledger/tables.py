@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.core.canonical import canonical_json, encode_non_finite, strict_loads
+from harness.core.canonical import canonical_json, encode_non_finite
 from harness.core.numbers import number_or_none
 from harness.ledger.fold import RunState, State
 from harness.ledger.results import last_policy_evals
 from harness.ledger.select import means, run_config
+from harness.ledger.superseded import is_superseded, read_rows, superseded_rows
 
 TEXT, INTEGER, NUMBER, TRUTH = "VARCHAR", "BIGINT", "DOUBLE", "BOOLEAN"
 TABLES = ("runs", "events", "evals", "metrics")
@@ -69,6 +70,7 @@ EVALS = {
     "env": TEXT,
     "prompt": TEXT,
     "last": TRUTH,
+    "superseded": TRUTH,
     "n": INTEGER,
     "requested": INTEGER,
     "metric": TEXT,
@@ -80,7 +82,14 @@ EVALS = {
     "gain_high": NUMBER,
     "file": TEXT,
 }
-METRICS = {"run": TEXT, "step": INTEGER, "attempt": INTEGER, "metric": TEXT, "value": NUMBER}
+METRICS = {
+    "run": TEXT,
+    "step": INTEGER,
+    "attempt": INTEGER,
+    "metric": TEXT,
+    "value": NUMBER,
+    "superseded": TRUTH,
+}
 COLUMNS: dict[str, dict[str, str]] = {"runs": RUNS, "events": EVENTS, "evals": EVALS, "metrics": METRICS}
 """Table → column → type, in DuckDB's words."""
 _INT64 = 1 << 63
@@ -201,6 +210,7 @@ def _eval_rows(state: State) -> Iterator[dict[str, Any]]:
         for event in run.of_kind("evaluated"):
             shared = {key: event.data.get(key) for key in kept}
             shared |= {"run": run.run, "at": event.at, "last": id(event.data) in last}
+            shared["superseded"] = is_superseded(event.data, run.attempts)
             gains = means(event.data, "gain")
             for metric, interval in means(event.data).items():
                 bounds = {bound: interval.get(bound) for bound in ("mean", "low", "high")}
@@ -213,35 +223,29 @@ def metrics_table(files: Iterable[tuple[str, Path]]) -> Table:
     Args:
         files: run → its `metrics.jsonl`, or the committed `metrics.csv`.
 
-    Rows of one step are merged, the later one counts; a torn or foreign line is left out.
+    What a later attempt trained again is marked `superseded`; a torn or foreign line is left out.
     """
-    return table("metrics", (row for run, path in files for row in _metric_rows(run, path)))
+    return table("metrics", (row for run, path in files for row in metric_rows(run, path)))
 
 
-def _metric_rows(run: str, path: Path) -> Iterator[dict[str, Any]]:
-    merged: dict[int, dict[str, Any]] = {}
-    for row in _csv_rows(path) if path.suffix == ".csv" else _jsonl_rows(path):
-        step = row.get("step")
-        if isinstance(step, int) and not isinstance(step, bool):
-            merged.setdefault(step, {}).update(row)
-    for step, row in sorted(merged.items()):
+def metric_rows(run: str, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the training metrics of one run by step, as rows of the table `metrics`.
+
+    Args:
+        run: its id.
+        path: `metrics.jsonl`, or a table that ends in `.csv`.
+    """
+    rows = list(_csv_rows(path)) if path.suffix == ".csv" else read_rows(path)
+    marks = superseded_rows(rows)
+    for row, superseded in sorted(zip(rows, marks, strict=True), key=lambda pair: pair[0]["step"]):
+        shared = {"run": run, "step": row["step"], "attempt": row.get("attempt"), "superseded": superseded}
         for metric, value in row.items():
             number = number_or_none(value)
             if number is not None and metric not in ("step", "time", "attempt"):
-                yield {"run": run, "step": step, "attempt": row.get("attempt"), "metric": metric, "value": number}
+                yield shared | {"metric": metric, "value": number}
 
 
-def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            row = strict_loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            yield row
-
-
-def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for texts in csv.DictReader(file):
             row: dict[str, Any] = {}
@@ -250,4 +254,5 @@ def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                     row[name] = int(text) if name in ("step", "attempt") else float(text)
                 except (TypeError, ValueError):
                     continue
-            yield row
+            if "step" in row:
+                yield row
