@@ -17,6 +17,7 @@ from typing import Any
 from harness.core.canonical import MAX_DEPTH, canonical_json, encode_non_finite, strict_loads
 from harness.core.errors import HarnessError, LedgerCorruptError, UsageError
 from harness.core.ids import NAME_PATTERN, run_number
+from harness.core.redact import redactor
 
 VERSION = 1
 PROGRAM = "program"
@@ -130,7 +131,7 @@ def line_sha(line: bytes) -> str:
 def make_event(
     new: NewEvent, *, id: str, at: str, prev: Sequence[str] = (), kinds: frozenset[str] | None = KINDS
 ) -> Event:
-    """Build an event and its line.
+    """Build an event and its line; a secret in a text of the data is replaced, since no line is ever taken back.
 
     Args:
         new: what happened; needs its actor.
@@ -148,7 +149,7 @@ def make_event(
     if new.critical:
         members["critical"] = True
     members |= {"at": at, "actor": {"kind": who.kind, "name": who.name}, "prev": list(prev)}
-    members["data"] = encode_non_finite(new.data)
+    members["data"] = encode_non_finite(redactor().data(new.data))
     try:
         text = canonical_json(members, sort=False)
         body = (text if text.isascii() else _UNSAFE.sub(_escape, text)).replace("\x7f", "\\u007f").encode()
