@@ -101,7 +101,7 @@ def network_warning(path: Path) -> str | None:
     if kind is None or not is_network(kind):
         return None
     return (
-        f"{path.name} is on a network file system ({kind}): appends from two machines at once can overwrite each other, "
-        "locks may hold on one machine only, and a confirmed append may still be lost with the server. Write from one "
-        "machine, run `harness ledger verify` after a network failure, or move the program to a local disk"
+        f"{path.name} is on a network file system ({kind}): appends from two machines at once can overwrite each "
+        "other, locks may hold on one machine only, and a confirmed append may still be lost with the server. Write "
+        "from one machine, run `harness ledger verify` after a network failure, or move the program to a local disk"
     )

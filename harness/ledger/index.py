@@ -18,42 +18,18 @@ from harness.core.errors import HarnessError
 from harness.core.memory import no_collection
 from harness.ledger import cache
 from harness.ledger.disk import network_warning, read_locked
-from harness.ledger.events import PROGRAM, Event, parse_line
+from harness.ledger.events import KINDS, PROGRAM, RENUMBERED, Event, parse_line
 from harness.ledger.fold import RunState, State, fold, in_order
 from harness.ledger.heads import Head, entries, heads_among, make_mark
 from harness.ledger.numbering import contests
 from harness.ledger.store import Ledger
 
-MEMBERS = [
-    "status",
-    "decision",
-    "decided_at",
-    "reason",
-    "kind",
-    "hypothesis",
-    "parent",
-    "created_at",
-    "config_sha",
-    "root",
-    "tags",
-    "idea",
-]
-"""Members of a `RunState` that the index holds."""
-_LOCAL_KINDS = frozenset(
-    [
-        "created",
-        "imported",
-        "started",
-        "evaluated",
-        "finished",
-        "gated",
-        "decided",
-        "noted",
-        "amended",
-        "tagged",
-        "proposed",
-    ]
+MEMBERS = (
+    *("status", "decision", "decided_at", "reason", "kind", "hypothesis", "parent", "created_at", "config_sha", "root"),
+    *("tags", "idea"),
 )
+"""Members of a `RunState` that the index holds."""
+_LOCAL_KINDS = KINDS - {"promoted", RENUMBERED}
 """Kinds that change nothing outside their own run."""
 _ID = slice(13, 39)  # of a line as this writer spells it: {"v":1,"id":"…"
 Places = list[list[int]]
@@ -231,15 +207,15 @@ def _placed_lines(data: bytes, begin: int = 0) -> Iterator[tuple[Event, list[int
 
 def _recall(source: _Bytes) -> _Known | None:
     """Read the index, take in what the ledger has gained since, and store that; None when it is of no use."""
-    known = None
+    known: _Known | None = None
     with cache.opened(source.path) as stored:
-        meta = stored.get("meta") if stored is not None else None
-        if stored is None or not _fits(meta, source.data):
+        meta: Any = stored.get("meta") if stored is not None else None
+        if stored is None or meta is None or not _fits(meta, source.data):
             return None
         rows = stored.under("run/")
         if len(rows) != meta["runs"]:
             return None
-        known = _Known(source.data, meta, rows, stored.get("program"))
+        known = _Known(source.data, meta, rows, stored.get("program") or [])
     if known is None or known.meta["bytes"] == len(source.data):
         return known
     groups = known.grow()
