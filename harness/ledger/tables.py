@@ -236,6 +236,7 @@ def metric_rows(run: str, path: Path) -> Iterator[dict[str, Any]]:
         path: `metrics.jsonl`, or a table that ends in `.csv`.
     """
     rows = list(_csv_rows(path)) if path.suffix == ".csv" else read_rows(path)
+    rows = [row for row in rows if not isinstance(row["step"], bool)]
     marks = superseded_rows(rows)
     for row, superseded in sorted(zip(rows, marks, strict=True), key=lambda pair: pair[0]["step"]):
         shared = {"run": run, "step": row["step"], "attempt": row.get("attempt"), "superseded": superseded}
