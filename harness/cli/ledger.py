@@ -18,35 +18,43 @@ app = new_app("harness ledger verify", no_args_is_help=True, help="Verify the le
 APPS = {"ledger": app}
 
 
-@command(app, "verify", "harness ledger verify", "harness ledger verify --json")
-def verify() -> Result:
+@command(
+    app,
+    "verify",
+    "harness ledger verify",
+    "harness ledger verify --base origin/main",
+    "harness ledger verify --json > heads.json",
+    "harness ledger verify --head heads.json",
+)
+def verify(
+    base: Annotated[
+        str | None, typer.Option(metavar="REF", help="A commit; every event of its ledger must be here.")
+    ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHA|FILE", help="An event that must be here, or an earlier answer of --json."),
+    ] = None,
+    reports: Annotated[bool, typer.Option("--reports", help="Build every report again and compare.")] = False,
+) -> Result:
     """Check every line of the ledger, its links, and the committed files it names.
 
-    Exit code 0 when it verifies, 1 with every damage otherwise.
+    Events removed from the end of a run, and whole runs, leave no trace in the file: --base and --head compare
+    with an earlier copy. Exit code 0 when it verifies, 1 with every damage otherwise, 3 when REF is not here.
     """
-    from harness.ledger import Ledger
-    from harness.ledger.verify import verify as check
+    from harness.cli.checking import check_program, count_words, finding_lines
 
     here = program()
-    findings = check(here.ledger, here.root)
-    errors = [finding for finding in findings if finding.severity == "error"]
-    counts = {"errors": len(errors), "notes": len(findings) - len(errors)}
-    data = rows_document([asdict(finding) for finding in findings], counts, False)
-    data["verifies"] = not errors
-    lines: list[Line] = [
-        (
-            Styled(finding.severity, "bad" if finding.severity == "error" else "warn"),
-            f"  line {finding.line}: " if finding.line else "  ",
-            finding.message,
-        )
-        for finding in findings
-    ]
+    done = check_program(here, base, head or [], reports)
+    errors = [finding for finding in done.findings if finding.severity == "error"]
+    counts = {"errors": len(errors), "notes": len(done.findings) - len(errors), "events": len(done.events)}
+    data = rows_document([asdict(finding) for finding in done.findings], counts, False)
+    data |= {"verifies": not errors, "base": base, "heads": done.heads()}
+    lines = finding_lines(done.findings)
     if errors:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(f.kind for f in errors).items())
+        kinds = count_words(Counter(finding.kind for finding in errors))
         return Result(data, [*lines, f"{here.ledger.name} does not verify: {kinds}"], ExitCode.NO)
-    events = Ledger(here.ledger).events()
-    data["counts"] |= {"events": len(events)}
-    return Result(data, [*lines, f"{here.ledger.name} verifies: {len(events)} events"])
+    against = f", and everything of {base} is here" if base else ""
+    return Result(data, [*lines, f"{here.ledger.name} verifies: {len(done.events)} events{against}"])
 
 
 @command(app, "textconv", "harness ledger textconv runs.jsonl")

@@ -56,7 +56,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
     lines = [*before, *(event.line for event in new)]
     clashes = _collisions(lines, known) - _collisions(mine, known) - _collisions(other, known)
     problems = [
-        f"{number} was created on both branches; both runs are kept: `harness ledger renumber {number}` tells them apart"
+        f"{number} was created on both branches; both are kept, and `harness ledger renumber {number}` tells them apart"
         for number in sorted(clashes)
     ]
     notes = [

@@ -28,6 +28,7 @@ class Numbering:
         former: of each number that a run gave up, the number it has now.
         roots: of each event of a contested number, the hash of the event that began its run.
         numbers: of each such hash, the number the run has now.
+        had: of each such hash, every number the run ever had.
     """
 
     runs: dict[str, list[Event]]
@@ -35,6 +36,7 @@ class Numbering:
     former: dict[str, str] = field(default_factory=dict)
     roots: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
+    had: dict[str, set[str]] = field(default_factory=dict)
 
     def shown(self, event: Event) -> Event | None:
         """Return an event under the number its run has now; None when an older run has that number too."""
@@ -84,6 +86,7 @@ def separate(ordered: Sequence[Event]) -> Numbering:
     result = Numbering({number: events for number, events in groups.items() if number not in affected}, roots=roots)
     for run in sorted(runs, key=lambda run: run.age):
         result.numbers[run.root.sha] = run.number
+        result.had[run.root.sha] = run.before
         for number in run.before - {run.number}:
             result.former[number] = run.number
         events = [_relabelled(event, run.number) for event in run.events]
