@@ -54,10 +54,30 @@ def write_place(at: str) -> tuple[Any, str]:
     }[at]
 
 
-def signal_in_step(name, call):
-    from harness.training import loop
+def signal_place(at):
+    """Return where a signal comes: module or class, function, and whether after the call instead of before it."""
+    from harness.backends import local
+    from harness.ledger.store import Ledger
+    from harness.rollouts import collect
+    from harness.training import checkpoints, loop
 
-    nth_call(loop, "update_policy", call, lambda: os.kill(os.getpid(), getattr(signal, name)))
+    return {
+        "step": (loop, "update_policy", False),
+        "load": (local, "load_model", True),
+        "eval": (collect, "score_episode", False),
+        "checkpoint": (checkpoints, "save_file", True),  # the tensors are there, the manifest is not
+        "started": (Ledger, "append_locked", True),
+        "event": (Ledger, "append", False),
+    }[at]
+
+
+def send_signal(name, call, at="step"):
+    module, function, late = signal_place(at)
+
+    def send():
+        os.kill(os.getpid(), getattr(signal, name))
+
+    nth_call(module, function, call, lambda: send if late else send())
 
 
 def pause_in_step(call, folder):
@@ -126,7 +146,7 @@ def set_threads(count):
 
 
 FAULTS: dict[str, Callable[..., Callable[[], object] | None]] = {
-    "signal": signal_in_step,
+    "signal": send_signal,
     "pause": pause_in_step,
     "limit": limit_file_size,
     "fill": fill_disk,

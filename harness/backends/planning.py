@@ -27,6 +27,7 @@ from harness.core.files import atomic_write
 from harness.core.ids import check_name, run_id, run_number
 from harness.core.names import did_you_mean
 from harness.ledger import Actor, Ledger, NewEvent, RunState, State
+from harness.ledger.ideas import same_idea
 from harness.program import Context, Plan, Program, check_documents, protocol_hashes
 from harness.program.amend import check_amended
 from harness.program.prompts import run_prompts
@@ -69,6 +70,8 @@ class RunPlan:
         basis: what it stands on.
         protocol: hashes of GOAL, CONTEXT and PLAN.
         warnings: what the user should know, such as a parent that has not finished.
+        reader: what read the basis; a second decision need not read everything again.
+        idea: id of the idea left by `harness next` that the run takes up; None when its words are new.
     """
 
     request: Request
@@ -81,6 +84,7 @@ class RunPlan:
     protocol: dict[str, str]
     warnings: tuple[str, ...]
     reader: BasisReader
+    idea: str | None = None
 
 
 def plan_run(
@@ -162,6 +166,7 @@ def created_data(program: Program, plan: RunPlan) -> dict[str, Any]:
         "protocol": plan.protocol,
         "key": plan.request.key,
         "outside_plan": plan.request.outside_plan,
+        "idea": plan.idea,
     }
 
 
@@ -221,7 +226,11 @@ def _decide(program: Program, state: State, request: Request, reader: BasisReade
     run = run_id(max((run_number(name) for name in state.runs), default=0) + 1)
     text = render_config(config, _parent_text(program, parent))
     protocol = protocol_hashes(program)
-    return RunPlan(request, run, False, config, text, changes, basis, protocol, _warnings(parent), reader)
+    idea = same_idea(state, config.hypothesis)
+    return RunPlan(
+        *(request, run, False, config, text, changes, basis, protocol, _warnings(parent), reader),
+        idea=None if idea is None else str(idea["id"]),
+    )
 
 
 def _made_before(state: State, request: Request) -> RunState | None:

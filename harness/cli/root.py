@@ -52,6 +52,8 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "amend": Entry("programs", "Record a change of GOAL.md, CONTEXT.md or PLAN.md, with the reason."),
         "import": Entry("imports", "Read runs of W&B, TensorBoard, MLflow, TRL or verifiers into the ledger."),
         "note": Entry("programs", "Add an observation to a run, or to the program, in the ledger."),
+        "tag": Entry("marks", "Give a run a name to find it by, or take it away."),
+        "next": Entry("marks", "Leave an idea for the next run, or show the open ones."),
         "thread": Entry("programs", "Rewrite the generated block of THREAD.md."),
         "ledger": Entry("ledger", "Verify the ledger, and merge it in git."),
         "help": Entry("help", "Show a help topic or the help of a command."),

@@ -76,7 +76,7 @@ def last_sign(run: RunState, folder: Path | None) -> str:
             signs.append(format_time(log.stat().st_mtime_ns))
         # Rows carry the time of the process that wrote them; the file's own time may be a copy's.
         times = [row.get("time") for row in read_rows(folder / "metrics.jsonl") if row.get("attempt") == number]
-        signs += [format_time(int(at * 1e9)) for at in times if isinstance(at, int | float)]
+        signs += [format_time(round(at * 1000) * 1_000_000) for at in times if isinstance(at, int | float)]
     return max(signs)
 
 

@@ -11,7 +11,7 @@ from harness.core.errors import ConfigError, NotFoundError, RefusedError, UsageE
 from harness.ledger import Ledger, fold
 from harness.program import Program, init_program, protocol_hashes, render_thread, unamended
 from harness.program.amend import amend, check_amended
-from harness.program.thread import BEGIN, END, best_run, replace_block, thread_block
+from harness.program.thread import BEGIN, END, best_runs, replace_block, thread_block
 
 EVIL = (
     "</td><script>alert(1)</script> | `x` <!-- harness:end --> @all #1 [a](http://e) ![i](http://e)"
@@ -76,7 +76,8 @@ def test_the_block_tells_where_we_stand(program, ledger):
     assert block.index("| run-002 | reject | Alpha 64 learns faster | collapsed |") < block.index("| run-001 | keep |")
     assert "| run-003 | running | Rank 32 helps |" in block
     assert "- completed: 2 (run-001, run-002)" in block
-    assert best_run(ledger.state()).run == "run-001"
+    (best,) = best_runs(ledger.state()).values()
+    assert (best[0].run, best[1].mean, best[2]) == ("run-001", 0.3, 2)
     ledger.append("run-001", "promoted", {"verdict": "pass", "gates": []})
     assert "Champion: **run-001**, Defaults learn (promoted 20" in thread_block(ledger.state())
 
@@ -92,7 +93,7 @@ def test_numbers_that_are_none_do_not_break_the_page(program, ledger):
     ):
         ledger.append("run-001", "evaluated", data)
         assert thread_block(ledger.state())
-    assert best_run(ledger.state()) is None
+    assert best_runs(ledger.state()) == {}
 
 
 def test_the_same_events_in_any_order_give_the_same_bytes(program, ledger):
