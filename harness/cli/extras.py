@@ -20,6 +20,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "huggingface_hub": "huggingface-hub",
     },
     "query": {"duckdb": "duckdb"},
+    "imports": {"yaml": "pyyaml"},
 }
 """Extra -> module name -> distribution name."""
 

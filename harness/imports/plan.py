@@ -248,9 +248,10 @@ def _events(program: Program, row: Row, plan: ImportPlan, state: State, actor: A
         **row.prepared.data,
         "parent": row.parent,
         "parent_by": row.parent_by,
+        "links": {row.parent: state.runs[row.parent].root} if row.parent in state.runs else {},
         "changes": change_rows(row, plan, state),
         "earlier": row.earlier,
-        "files": dict(files_of(row.prepared, folder)),
+        "files": files_of(row.prepared, folder),
     }
     events = [NewEvent(row.run, "imported", data, actor=actor)]
     for result in row.prepared.evals:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,6 +180,6 @@ def _evaluated(result: ImportedEval, confidence: float) -> tuple[dict[str, Any],
     return data, dump_items(result.items)
 
 
-def files_of(prepared: Prepared, folder: str) -> Mapping[str, str]:
-    """Return the hash of each file by its path in the program; `folder` is `analysis/<run>`."""
-    return {f"{folder}/{name}": sha256_hex(data) for name, data in sorted(prepared.files.items())}
+def files_of(prepared: Prepared, folder: str) -> list[dict[str, str]]:
+    """Return path and hash of each file, paths in the program; `folder` is `analysis/<run>`."""
+    return [{"file": f"{folder}/{name}", "sha": sha256_hex(data)} for name, data in sorted(prepared.files.items())]

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from harness.core.errors import MissingExtraError
@@ -162,6 +165,10 @@ def _spell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, Decimal) else value
+
+
 def read_parquet(source: Source, name: str, limit: int) -> tuple[list[str], list[dict[str, Any]]]:
     """Return columns and the first rows of a parquet file; nothing but that file can be opened.
 
@@ -172,10 +179,14 @@ def read_parquet(source: Source, name: str, limit: int) -> tuple[list[str], list
     try:
         import duckdb
     except ModuleNotFoundError:
-        raise MissingExtraError("imports", "duckdb") from None
-    source.read(name)  # checks size, links and that it is a regular file
-    path = str(source.locate(name))
-    with duckdb.connect(":memory:", config={"threads": 1, "memory_limit": "512MB"}) as connection:
+        raise MissingExtraError("query", "duckdb") from None
+    # A copy under a plain name: DuckDB would expand a name with `*`, and the file may change while it is read.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        duckdb.connect(":memory:", config={"threads": 1, "memory_limit": "512MB"}) as connection,
+    ):
+        path = f"{folder}/table.parquet"
+        Path(path).write_bytes(source.read(name))
         try:
             connection.execute("SET allowed_paths = [$path]", {"path": path})
             connection.execute("SET enable_external_access = false")
@@ -184,6 +195,6 @@ def read_parquet(source: Source, name: str, limit: int) -> tuple[list[str], list
                 "SELECT * FROM read_parquet([$path]) LIMIT $limit", {"path": path, "limit": limit}
             )
             columns = [column[0] for column in cursor.description or ()]
-            return columns, [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+            return columns, [dict(zip(columns, map(_plain, row), strict=True)) for row in cursor.fetchall()]
         except duckdb.Error as error:
             raise SourceError(f"{name} is no readable parquet file: {str(error).splitlines()[0][:160]}") from error
