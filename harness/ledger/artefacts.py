@@ -78,8 +78,10 @@ def _recorded_metrics(run: RunState) -> str | None:
 
 def _committed(run: RunState, root: Path) -> Iterator[Finding]:
     named: dict[str, tuple[str, str]] = {}
-    for entry in run.created.get("files") or ():  # of an import
-        named[str(entry["file"])] = ("imported file", str(entry["sha"]))
+    files = run.created.get("files")  # of an import
+    for entry in files if isinstance(files, list) else ():
+        if isinstance(entry, dict) and entry.get("file"):
+            named[str(entry["file"])] = ("imported file", str(entry.get("sha")))
     for data in run.evals:
         if data.get("file") and data.get("file_sha"):
             named[str(data["file"])] = ("items of an eval", str(data["file_sha"]))
