@@ -34,7 +34,7 @@ from harness.inference.lora import WEIGHTS
 from harness.inference.models import LoadedModel, load_model, pick_device, pick_dtype
 from harness.ledger import Ledger, NewEvent, RunState, State, this_process
 from harness.ledger.life import liveness
-from harness.ledger.recover import check_known, closing_data
+from harness.ledger.recover import check_known, close, closing_data
 from harness.ledger.superseded import current_rows, read_rows
 from harness.program import Program, read_context
 from harness.program.documents import Context
@@ -126,6 +126,7 @@ def _prepare(program: Program, plan: Launch, resume: bool) -> tuple[Ledger, dict
         torch.set_num_threads(plan.config.backend.threads)
     folder.mkdir(parents=True, exist_ok=True)
     if record.attempts:
+        close(ledger, [plan.run], program.run_dir)  # an attempt that died, while its traces are where it left them
         set_aside(folder, int(record.attempts[-1]["attempt"]), resumed_from)
     facts = capture_environment(program.root, folder, _numerics(plan.config))
     atomic_write(folder / "config.json", json.dumps(resolved(plan.config), indent=2, sort_keys=True) + "\n")
