@@ -32,6 +32,7 @@ RUN_ARGUMENTS = {
     "stop": 1,
     "recover": 1,
     "note": 1,
+    "tag": 1,
 }
 """How many arguments of a command are run ids, from its first one on."""
 SWITCH = "_HARNESS_COMPLETE"

@@ -55,7 +55,7 @@ EVENTS = {
     "id": TEXT,
     "run": TEXT,
     "kind": TEXT,
-    "at": TEXT,
+    "recorded_at": TEXT,
     "actor_kind": TEXT,
     "actor": TEXT,
     "data": TEXT,
@@ -63,7 +63,7 @@ EVENTS = {
 }
 EVALS = {
     "run": TEXT,
-    "at": TEXT,
+    "recorded_at": TEXT,
     "attempt": INTEGER,
     "step": INTEGER,
     "subject": TEXT,
@@ -187,7 +187,7 @@ def events_table(state: State) -> Table:
             "id": event.id,
             "run": event.run,
             "kind": event.kind,
-            "at": event.at,
+            "recorded_at": event.at,
             "actor_kind": event.actor.kind,
             "actor": event.actor.name,
             "data": event.data,
@@ -209,7 +209,7 @@ def _eval_rows(state: State) -> Iterator[dict[str, Any]]:
         last = {id(data) for data in last_policy_evals(run).values()}
         for event in run.of_kind("evaluated"):
             shared = {key: event.data.get(key) for key in kept}
-            shared |= {"run": run.run, "at": event.at, "last": id(event.data) in last}
+            shared |= {"run": run.run, "recorded_at": event.at, "last": id(event.data) in last}
             shared["superseded"] = is_superseded(event.data, run.attempts)
             gains = means(event.data, "gain")
             for metric, interval in means(event.data).items():
