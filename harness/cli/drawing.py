@@ -32,13 +32,17 @@ def lineage_svg(rows: Sequence[Mapping[str, Any]]) -> str:
     Args:
         rows: as `harness lineage --json` gives them, all of them; a parent before its children.
     """
-    place = {row["run"]: (LEFT + LANE * row["lane"], TOP + ROW * index) for index, row in enumerate(rows)}
+    place: dict[str, tuple[int, int]] = {}
+    bottom = TOP - ROW
+    for row in rows:
+        bottom += ROW + (ROW // 2 if place and not row["parent"] else 0)  # a new tree begins
+        place[row["run"]] = (LEFT + LANE * row["lane"], bottom)
     start = LEFT + LANE * (max((row["lane"] for row in rows), default=0) + 1)
     labels = [_label(row) for row in rows]
     columns = [max((len(label[part]) for label in labels), default=0) * WIDTH_OF_CHAR + 18 for part in range(3)]
     longest = max((len(label[3]) for label in labels), default=20)
     width = round(start + sum(columns) + longest * WIDTH_OF_CHAR + LEFT)
-    height = TOP + ROW * max(len(rows), 1)
+    height = max(bottom, TOP) + ROW
     body = [edge for row in rows if (edge := _edge(row, place))]
     for row, label in zip(rows, labels, strict=True):
         body += _run(row, label, place[row["run"]], start, columns)
