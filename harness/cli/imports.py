@@ -92,6 +92,7 @@ def _row(row: Row) -> dict[str, Any]:
         "metrics": data["metrics"]["keys"],
         "steps": data["metrics"]["steps"],
         "last_step": data["metrics"]["last_step"],
+        "curve": next((name for name in data["final"] if name.endswith("/reward/mean")), None),
         "evals": len(row.prepared.evals),
         "reward": last[0]["means"].get("reward", {}).get("mean") if last else None,
         "source_sha": data["source"]["sha"],
@@ -128,6 +129,10 @@ def _lines(plan: ImportPlan, detail: dict[str, Any], dry_run: bool) -> list[Line
             lines.append(f"{row['run']} is a later state of {row['earlier']}; both stay")
         if row["not_read"] and not row["known"]:
             lines.append(Styled(f"{row['run']}: not read: {'; '.join(row['not_read'])}", "dim"))
+    blind = [row["run"] for row in detail["runs"] if not row["known"] and row["metrics"] and not row["curve"]]
+    if blind:
+        text = f"no metric of {', '.join(blind[:5])}{' …' if len(blind) > 5 else ''} is known to be the training reward"
+        lines.append(Styled(f"{text}; `--reward METRIC` names it", "dim"))
     if detail["new"] and not dry_run:
         first = next(row["run"] for row in detail["runs"] if not row["known"])
         lines += ["", ("next: ", Styled(f"harness report {first}", "strong"))]

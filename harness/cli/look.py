@@ -12,12 +12,14 @@ from harness.cli.output import Line, Result, fields, table
 from harness.cli.shared import All, Limit, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state
 from harness.cli.views import change_lines, section, styled
-from harness.core.numbers import spell_interval
+from harness.core.numbers import number_or_none, spell_interval
 from harness.ledger.superseded import is_superseded
 
 if TYPE_CHECKING:
     from harness.ledger import RunState
 
+_SHOWN = 40
+"""Settings and metrics of an imported run that `show` lists."""
 APPS = {name: new_app() for name in ("status", "list", "show", "diff")}
 
 
@@ -105,6 +107,20 @@ def _provenance(imported: Mapping[str, Any] | None) -> str | None:
     return told + ("; the parent is a guess from the configs" if imported["parent_by"] == "inferred" else "")
 
 
+def _imported_lines(imported: Mapping[str, Any] | None) -> list[Line]:
+    """Lay out the settings and the last values of an imported run."""
+    if imported is None:
+        return []
+    from harness.imports.settings import flatten
+
+    settings = [(key, str(value)) for key, value in flatten(imported["settings"] or {}).items()]
+    final = [(key, number_or_none(value)) for key, value in (imported["final"] or {}).items()]
+    lines = section("Settings, as its tool names them", fields(settings[:_SHOWN]))
+    lines += [f"{len(settings) - _SHOWN} more in --json"] if len(settings) > _SHOWN else []
+    lines += section("Last value of each metric", fields(final[:_SHOWN]))
+    return lines + ([f"{len(final) - _SHOWN} more in --json"] if len(final) > _SHOWN else [])
+
+
 def _existing(path: Any, root: Any) -> str | None:
     return path.relative_to(root).as_posix() if path.exists() else None
 
@@ -137,6 +153,7 @@ def _show_lines(run: RunState, data: Mapping[str, Any]) -> list[Line]:
         "Attempts", table(["attempt", "outcome", "started", "step", "reason"], attempts) if attempts else []
     )
     lines += section("Held-out evals", _eval_lines(data["evals"]))
+    lines += _imported_lines(data["imported"])
     gates = [
         (gate.get("at"), styled(gate.get("verdict")), ", ".join(f"{g['name']} {g['verdict']}" for g in gate["gates"]))
         for gate in run.gated

@@ -316,7 +316,7 @@ def _change(base: float | None, policy: float | None) -> str:
 def _training(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
     if not data.metrics.steps:
         return [Heading(2, "Training"), Paragraph(text("No training metrics are stored for this run."))]
-    blocks: list[Block] = [Heading(2, "Training"), *_figure(plots, "learning")]
+    blocks: list[Block] = [Heading(2, "Training"), *_figure(plots, "learning"), *_figure(plots, "logged")]
     for env in data.metrics.environments():
         blocks += _figure(plots, f"components-{env}")
     blocks += [*_figure(plots, "rollouts"), *_figure(plots, "optimisation")]
