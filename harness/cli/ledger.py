@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.output import Line, Result, Styled, mutation_document, rows_document
-from harness.cli.shared import DryRun, command, new_app
-from harness.cli.state import program
-from harness.core.errors import ExitCode, NotFoundError
+from harness.cli.shared import DryRun, RunArg, command, new_app
+from harness.cli.state import program, refresh_thread
+from harness.core.errors import ExitCode, HarnessError, NotFoundError
+
+if TYPE_CHECKING:
+    from harness.program.model import Program
 
 app = new_app("harness ledger verify", no_args_is_help=True, help="Verify the ledger, and merge it in git.")
 APPS = {"ledger": app}
@@ -117,6 +120,73 @@ def install(dry_run: DryRun = False) -> Result:
     if not on_path():
         lines.append((Styled("warning:", "warn"), " git does not find `harness` on PATH, so it cannot merge with it"))
     return Result(data, lines)
+
+
+@command(
+    app,
+    "renumber",
+    "harness ledger renumber run-005",
+    "harness ledger renumber run-005 --to run-009 --base origin/main",
+    "harness ledger renumber run-005 --dry-run",
+)
+def renumber(
+    run: RunArg,
+    to: Annotated[
+        str | None, typer.Option(metavar="RUN", help="The new number; the next free one if left out.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="REF", help="Whose events keep their numbers; origin's main branch if left out."),
+    ] = None,
+    dry_run: DryRun = False,
+) -> Result:
+    """Give one of two runs that took the same number on two branches another number.
+
+    The run that REF has keeps the number, else the older one. An event records the new number; config, report
+    and outputs of the run move along, and its children name it anew. No event is rewritten, and events that REF
+    has are refused. It works before a merge, in the middle of one and after it; run again, it finishes what was
+    interrupted.
+    """
+    from harness.program.renumber import renumber as solve
+
+    here = program()
+    done = solve(here, run, to=to, base=base, dry_run=dry_run)
+    if done.settled:
+        refresh_thread(here)
+        _write_reports(here, [new for _, new in done.settled], done.notes)
+    detail = {
+        "base": done.base,
+        "moves": [{"from": old, "to": new} for old, new in done.moves],
+        "files": done.files,
+        "notes": done.notes,
+    }
+    applied = not dry_run and bool(done.moves or done.files)
+    data = mutation_document(run, applied=applied, dry_run=dry_run, detail=detail)
+    would = "would get" if dry_run else "has"
+    lines: list[Line] = [f"{old} {would} the number {new}" for old, new in done.moves]
+    lines += list(done.files)
+    lines += [(Styled("note:", "warn"), f" {note}") for note in done.notes]
+    if not applied and not dry_run:
+        lines.append(f"nothing to do: {', '.join(f'{old} is {new}' for old, new in done.settled)}")
+    elif not dry_run:
+        lines += [
+            "",
+            ("next: ", Styled("harness ledger verify && git add -A rl analysis runs.jsonl THREAD.md", "strong")),
+        ]
+    return Result(data, lines)
+
+
+def _write_reports(here: Program, runs: list[str], notes: list[str]) -> None:
+    """Write the reports of renumbered runs again, as they name the run; what cannot be written is noted."""
+    for run in runs:
+        if not (here.analysis_dir(run) / "report.md").is_file():
+            continue
+        try:
+            from harness.reports.write import write_report
+
+            write_report(here, run)
+        except (HarnessError, ImportError) as error:
+            notes.append(f"the report of {run} still has its old number: {error}; `harness report {run}` writes it")
 
 
 def _bytes(path: Path) -> bytes:

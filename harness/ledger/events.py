@@ -74,6 +74,7 @@ class NewEvent:
         data: JSON object; NaN and infinities are stored as typed values.
         critical: readers that do not know the kind must refuse the ledger.
         actor: who; the ledger fills in `current_actor()` when None.
+        follows: hashes of the events it follows; the ledger fills in the last ones of the run when None.
     """
 
     run: str
@@ -81,6 +82,7 @@ class NewEvent:
     data: Mapping[str, Any]
     critical: bool = False
     actor: Actor | None = None
+    follows: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -257,7 +259,7 @@ def diagnose(line: bytes) -> str:
     if not line.strip():
         return "the line is empty"
     if line.startswith((b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")):
-        return "it is a git conflict marker"
+        return "it is a git conflict marker; `harness ledger install`, then `git checkout -m -- runs.jsonl`"
     if line.endswith(b"\r"):
         return "it ends in CR LF; something converted the line ends"
     if line.startswith(b"\xef\xbb\xbf"):

@@ -7,8 +7,6 @@ from pathlib import Path
 from harness.core.errors import CannotTellError, UsageError
 from harness.core.git import git_line, git_output
 
-LEDGER = "runs.jsonl"
-
 
 def commit_of(root: Path, ref: str) -> str:
     """Return the hash of the commit a name stands for.
@@ -56,14 +54,23 @@ def files_at(root: Path, commit: str, folder: str) -> list[str]:
     return [name.decode("utf-8", "surrogateescape") for name in (listed or b"").split(b"\0") if name]
 
 
-def commits_with(root: Path, name: str, limit: int = 500) -> list[str]:
-    """Return the hashes of commits of every branch that changed a file, newest first.
+def commits_with(root: Path, *names: str, limit: int = 500) -> list[str]:
+    """Return the hashes of commits of every branch that changed one of some files or folders, newest first.
 
     The two sides of a merge in progress come first: no branch may name them.
     """
     heads = [git_line(root, "rev-parse", "--verify", "--quiet", ref) for ref in _UNFINISHED]
-    listed = git_line(root, "log", "--all", "--full-history", f"--max-count={limit}", "--format=%H", "--", f"./{name}")
+    paths = [f"./{name}" for name in names]
+    listed = git_line(root, "log", "--all", "--full-history", f"--max-count={limit}", "--format=%H", "--", *paths)
     return list(dict.fromkeys([*filter(None, heads), *(listed or "").split()]))
+
+
+def every_version(root: Path, name: str, limit: int = 200) -> list[bytes]:
+    """Return what a file is on every branch and tag that this clone knows, and on both sides of a merge in progress."""
+    listed = git_line(root, "for-each-ref", f"--count={limit}", "--sort=-committerdate", "--format=%(objectname)")
+    commits = [*(listed or "").split(), *_UNFINISHED]
+    found = (file_at(root, commit, name) for commit in dict.fromkeys(commits))
+    return [data for data in found if data is not None]
 
 
 _UNFINISHED = ("HEAD", "MERGE_HEAD", "REBASE_HEAD", "CHERRY_PICK_HEAD", "ORIG_HEAD")

@@ -156,7 +156,7 @@ class Ledger:
         fresh: dict[str, list[str]] = {}
         events = []
         for new in news:
-            before = fresh.get(new.run, self._heads_of(new.run))
+            before = fresh.get(new.run, self._heads_of(new.run)) if new.follows is None else [*new.follows]
             if before is None and new.run != PROGRAM and new.kind not in FIRST_KINDS:
                 raise NotFoundError(f"{new.run} is not in {self.path.name}", "`harness list` shows the runs")
             if before is not None and new.kind == "created":
