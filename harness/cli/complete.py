@@ -37,7 +37,8 @@ RUN_ARGUMENTS = {
 """How many arguments of a command are run ids, from its first one on."""
 SWITCH = "_HARNESS_COMPLETE"
 """Environment variable in which a shell says that, and how, it wants a completion."""
-_RUN = re.compile(rb'^\{"v":1,"id":"[0-9A-Z]{26}","run":"(run-[0-9]{3,9})",', re.MULTILINE)
+_PLACE = slice(39, 62)  # of the run in a line as this writer spells it: {"v":1,"id":"<26>","run":"run-…"
+_RUN = re.compile(rb'","run":"(run-[0-9]{3,9})"')
 
 
 class Line(NamedTuple):
@@ -107,7 +108,8 @@ def run_ids(path: Path) -> list[str]:
 
     A damaged or torn line is passed over: only what reads the ledger for good has to refuse it.
     """
-    found = {name.decode() for name in _RUN.findall(path.read_bytes())}
+    places = {line[_PLACE] for line in path.read_bytes().split(b"\n")}
+    found = {match[1].decode() for place in places if (match := _RUN.match(place))}
     return sorted(found, key=lambda name: (len(name), name))
 
 

@@ -76,8 +76,9 @@ def _label(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     words = one_line(str(row["hypothesis"] or row["kind"]))
     words = words if len(words) <= MAX_TEXT else words[: MAX_TEXT - 1] + "…"
     missing = f"(from {one_line(str(row['missing_parent']), 40)}) " if row["missing_parent"] else ""
-    gain = brief(row["gain"], signed=True)
-    return (str(row["run"]), str(row["decision"] or row["status"]), "" if gain == "-" else gain, missing + words)
+    # The gain is what lines are compared by; an imported run has only its reward.
+    shown = next((text for text in (brief(row["gain"], signed=True), brief(row["reward"])) if text != "-"), "")
+    return (str(row["run"]), str(row["decision"] or row["status"]), shown, missing + words)
 
 
 def _edge(row: Mapping[str, Any], place: Mapping[str, tuple[int, int]]) -> str:

@@ -88,11 +88,12 @@ def _lines(nodes: Sequence[Node], rows: Sequence[Mapping[str, Any]], counts: Map
             (
                 Styled(name, "strong") if row["champion"] else name,
                 views.styled(row["decision"] or row["status"]),
+                views.brief(row["reward"]),
                 views.brief(row["gain"], signed=True),
                 orphan + (row["hypothesis"] or row["kind"]),
             )
         )
-    laid = table(["run", "decision", "gain", "hypothesis"], cells, right="gain")
+    laid = table(["run", "decision", "reward", "gain", "hypothesis"], cells, right="reward gain")
     lines: list[Line] = [laid[0]]
     for index, (node, line) in enumerate(zip(nodes, laid[1:], strict=True)):
         lines += [""] * (node.parent is None and index > 0) + [line]  # a new tree begins

@@ -144,6 +144,14 @@ def _gated(data: Mapping[str, Any]) -> str:
     return f"step {data.get('step')}: {data.get('verdict')} ({gates})"
 
 
+def _tagged(data: Mapping[str, Any]) -> str:
+    return f"{'removed' if data.get('removed') else 'added'} {data['tag']}"
+
+
+def _proposed(data: Mapping[str, Any]) -> str:
+    return f"dropped {data['dropped']}: {data.get('reason')}" if data.get("dropped") else str(data["hypothesis"])
+
+
 _TELLERS = {
     "created": _created,
     "imported": _created,
@@ -154,5 +162,8 @@ _TELLERS = {
     "gated": _gated,
     "promoted": _gated,
     "noted": lambda data: str(data.get("text") or ""),
+    "tagged": _tagged,
+    "proposed": _proposed,
+    "renumbered": lambda data: f"from {data['from']} to {data['to']}",
     "amended": lambda data: f"{data['file']}: {data.get('reason')}",
 }

@@ -12,6 +12,7 @@ from harness.cli.drawing import lineage_svg, xml_text
 from harness.cli.log import summary
 from harness.cli.query import plain
 from harness.cli.spreadsheet import cell_text, csv_text
+from harness.core.types import FailureClass
 from harness.evaluation.records import ItemRecord, write_items
 from harness.evaluation.summary import summarise
 from harness.ledger import Ledger
@@ -98,7 +99,8 @@ def test_diff_pairs_the_items_of_both_runs(cli, campaign):
     ledger = Ledger(campaign.ledger)
     for run, right in (("run-002", 30), ("run-003", 10)):
         items = [
-            ItemRecord(f"t{n}", f"t{n}", 0, float(n < right), {}, {}, None if n < right else "model") for n in range(40)
+            ItemRecord(f"t{n}", f"t{n}", 0, float(n < right), {}, {}, None if n < right else FailureClass.MODEL)
+            for n in range(40)
         ]
         name = f"analysis/{run}/evals/step_20.policy.drugprot.jsonl"
         sha = write_items(campaign.root / name, items)
@@ -152,6 +154,9 @@ def test_every_kind_of_event_has_one_line():
         "started": summary("started", {"attempt": 2, "host": "x", "pid": 1, "resumed_from": 0}),
         "finished": summary("finished", {"attempt": 1, "outcome": "failed", "failure": "infra", "wall_s": 120}),
         "gated": summary("gated", {"step": 3, "verdict": "fail", "gates": [{"name": "heldout", "verdict": "fail"}]}),
+        "tagged": summary("tagged", {"tag": "paper", "removed": True}),
+        "proposed": summary("proposed", {"hypothesis": "try 64"}),
+        "renumbered": summary("renumbered", {"from": "run-002", "to": "run-003"}),
         "new_kind": summary("new_kind", {"a": 1}),
         "evaluated": summary("evaluated", {"means": 3}),
     }
@@ -160,6 +165,9 @@ def test_every_kind_of_event_has_one_line():
         "started": "attempt 2 on x, pid 1, resumed from step 0",
         "finished": "attempt 1 failed after 2.0 min, infra failure",
         "gated": "step 3: fail (heldout fail)",
+        "tagged": "removed paper",
+        "proposed": "try 64",
+        "renumbered": "from run-002 to run-003",
         "new_kind": '{"a": 1}',
         "evaluated": '{"means": 3}',
     }
@@ -174,7 +182,7 @@ def test_lineage_shows_the_tree_and_draws_it(cli, campaign, tmp_path):
         ("run-003", "run-002", 2),
         ("run-004", "run-003", 3),
     ]
-    assert "o run-002  keep       +0.400  Alpha 64 learns faster" in cli("lineage").out
+    assert re.search(r"^o run-002 +keep +0\.600 +\+0\.400  Alpha 64 learns faster$", cli("lineage").out, re.MULTILINE)
     target = tmp_path / "tree.svg"
     document = cli("lineage", "run-002", "--limit", "1", "--svg", target, "--json").document
     assert (document["svg"], document["counts"]["shown"]) == (str(target), 1)
@@ -200,7 +208,7 @@ def test_an_answer_never_replaces_what_belongs_to_the_program(cli, campaign, tre
 
 def svg_rows(text):
     row = {"run": "run-001", "status": text, "decision": text, "gain": {text: {"mean": 0.1}}, "hypothesis": text}
-    row |= {"kind": "training", "missing_parent": text, "parent": text, "lane": 0, "champion": True}
+    row |= {"reward": {}, "kind": "training", "missing_parent": text, "parent": text, "lane": 0, "champion": True}
     return [row]
 
 

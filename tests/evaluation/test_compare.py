@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.core.types import FailureClass
 from harness.evaluation.compare import compare_runs
 from harness.evaluation.records import ItemRecord, write_items
 from harness.evaluation.statistics import mean_of, paired_difference
@@ -20,7 +21,7 @@ def items(right, metric=None):
             reward=float(number in right),
             components={"accuracy": float(number in right)} | ({metric: 0.5} if metric else {}),
             metrics={},
-            failure=None if number in right else "model",
+            failure=None if number in right else FailureClass.MODEL,
         )
         for number in range(40)
     ]

@@ -204,7 +204,7 @@ def test_a_long_campaign_stays_narrow():
 
 
 def test_a_bush_is_cut_in_text_but_not_in_the_data():
-    parents = {"b0": None}
+    parents: dict[str, str | None] = {"b0": None}
     for n in range(1, 31):  # the older bush branches off a new line that is as long as it is high
         parents |= {f"b{n}": None, f"b{n - 1}": f"b{n}"}
         parents |= {f"m{n}-{k}": f"m{n}-{k - 1}" if k else f"b{n}" for k in range(2 * n)}
