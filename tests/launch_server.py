@@ -80,6 +80,16 @@ def send_signal(name, call, at="step"):
     nth_call(module, function, call, lambda: send if late else send())
 
 
+def raise_error(message, call, at="step"):
+    """Let foreign code fail with an exception that nobody expects."""
+    module, function, _ = signal_place(at)
+
+    def fail():
+        raise RuntimeError(message)
+
+    nth_call(module, function, call, fail)
+
+
 def pause_in_step(call, folder):
     from harness.training import loop
 
@@ -147,6 +157,7 @@ def set_threads(count):
 
 FAULTS: dict[str, Callable[..., Callable[[], object] | None]] = {
     "signal": send_signal,
+    "raise": raise_error,
     "pause": pause_in_step,
     "limit": limit_file_size,
     "fill": fill_disk,
@@ -165,7 +176,7 @@ def run_child(request):
         os.chdir(request["cwd"])
         os.environ.update(request["env"])
         ends = [FAULTS[fault.pop("kind")](**fault) for fault in request["faults"]]
-        sys.argv = ["harness", *request["argv"]]
+        sys.argv = [request.get("argv0", "harness"), *request["argv"]]
         code = main()
         for end in filter(None, ends):
             end()

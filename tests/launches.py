@@ -100,12 +100,13 @@ class LaunchServer:
         assert answer, "the launch server died"
         return json.loads(answer)
 
-    def start(self, root, *argv, faults=(), env=None):
+    def start(self, root, *argv, faults=(), env=None, argv0="harness"):
         self.count += 1
         out, err = (self.folder / f"{self.count}.{kind}" for kind in ("out", "err"))
         request = {
             "do": "start",
             "argv": [str(part) for part in argv],
+            "argv0": argv0,
             "cwd": str(root),
             "env": {"HARNESS_PROGRAM": str(root)} | (env or {}),
             "out": str(out),
