@@ -27,8 +27,8 @@ RENUMBERED = "renumbered"
 """The kind that gives a run another number; see `numbering`."""
 KINDS = frozenset(
     [
-        *("created", "started", "evaluated", "finished", "gated", "decided", "promoted", "noted", "imported", "amended"),
-        *("tagged", "proposed", RENUMBERED),
+        *("created", "started", "evaluated", "finished", "gated", "decided", "promoted", "noted", "imported"),
+        *("amended", "tagged", "proposed", RENUMBERED),
     ]
 )
 FIRST_KINDS = frozenset(["created", "imported"])
