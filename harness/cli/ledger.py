@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.output import Line, Result, Styled, mutation_document, rows_document
+from harness.cli.output import Line, Result, Styled, mutation_document, rows_document, settings
 from harness.cli.shared import DryRun, RunArg, command, new_app
 from harness.cli.state import program, refresh_thread
 from harness.core.errors import ExitCode, HarnessError, NotFoundError
@@ -51,7 +51,7 @@ def verify(
     errors = [finding for finding in done.findings if finding.severity == "error"]
     counts = {"errors": len(errors), "notes": len(done.findings) - len(errors), "events": len(done.events)}
     data = rows_document([asdict(finding) for finding in done.findings], counts, False)
-    data |= {"verifies": not errors, "base": base, "heads": done.heads()}
+    data |= {"verifies": not errors, "base": base, "heads": done.heads() if settings.json else {}}
     lines = finding_lines(done.findings)
     if errors:
         kinds = count_words(Counter(finding.kind for finding in errors))
