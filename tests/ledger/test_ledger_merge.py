@@ -66,7 +66,7 @@ def test_any_order_and_any_repetition_fold_to_the_same_state(base, ours, theirs)
 def test_a_dropped_event_is_kept_and_told(base, ours) -> None:
     done = merge(text(*base), text(*ours), text(base[0]))
     assert done.data == text(*base, ours[2], ours[3]) and not done.problems
-    assert done.notes == ("1 events that theirs had dropped are kept",)
+    assert done.notes == ("events that theirs had dropped are kept: 1",)
 
 
 def test_a_last_line_without_its_newline_is_whole(base, ours, theirs) -> None:
