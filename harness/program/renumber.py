@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from harness.core.errors import HarnessError, NotFoundError, RefusedError, UsageError
 from harness.core.ids import run_id, run_number
+from harness.core.names import did_you_mean
 from harness.ledger import Actor, Event, Ledger, NewEvent, RunState, State
 from harness.ledger.events import RENUMBERED, UnknownEventError, parse_line
 from harness.ledger.fold import fold
@@ -150,7 +151,7 @@ def _decide(
 
 def _refuse_alone(state: State, run: str, exists: bool, base: str | None) -> None:
     if not exists:
-        raise NotFoundError(f"the ledger has no {run}", "`harness list` shows the runs")
+        raise NotFoundError(f"{run} does not exist", did_you_mean(run, state.runs, "`harness list` shows the runs"))
     clashes = ", ".join(state.collisions)
     where = f"here and in {base}" if base else "here; no base branch is known, name one with --base"
     raise RefusedError(
