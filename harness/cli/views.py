@@ -190,8 +190,8 @@ def status() -> Result:
     statuses = Counter(live_status(run) for run in runs)
     running = [_running(run) for run in runs if live_status(run) == "running"]
     stale = [{"run": run.run, **stale_members(here, run)} for run in runs if live_status(run) == "stale"]
-    decided = [(run, decision) for run in runs for decision in run.decisions]
-    last = max(decided, key=lambda pair: pair[1]["at"], default=None)
+    decider = max((run for run in runs if run.decided_at), key=lambda run: str(run.decided_at), default=None)
+    last = None if decider is None else (decider, decider.decisions[-1])
     open_runs = [run for run in runs if not run.decision]
     starting = [run.run for run in runs[-5:] if alive(read_detached(here.run_dir(run.run))) and not _is_open(run)]
     data: dict[str, Any] = {

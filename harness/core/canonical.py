@@ -85,6 +85,7 @@ def _finite(text: str) -> float:
 
 
 # Built once: json.loads with hooks builds a decoder per call, which costs more than a short line.
+_BLANKS = ("", " ", "\t", "\n", "\r")
 _STRICT = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
 
 
@@ -110,4 +111,7 @@ def strict_loads(data: bytes | str) -> Any:
                 depth -= 1
         if peak > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH}")
-    return _STRICT.decode(text)
+    if text[:1] in _BLANKS:
+        return _STRICT.decode(text)
+    value, end = _STRICT.raw_decode(text)  # what `decode` does, without looking for blanks around it
+    return value if end == len(text) else _STRICT.decode(text)

@@ -62,7 +62,8 @@ def flush(descriptor: int) -> None:
 def read_from(descriptor: int, offset: int) -> bytes:
     """Return all bytes of an open file from an offset on."""
     blocks = []
-    while block := os.pread(descriptor, 1 << 24, offset):
+    expected = max(os.fstat(descriptor).st_size - offset, 0) + 1  # one call, unless the file grows meanwhile
+    while block := os.pread(descriptor, expected, offset):
         blocks.append(block)
         offset += len(block)
     return b"".join(blocks)

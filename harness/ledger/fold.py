@@ -279,8 +279,9 @@ def in_order(events: list[Event]) -> list[Event]:
     seen: set[str] = set()
     known = {event.sha for event in events}
     for event in ordered:
-        if not seen.issuperset(event.prev) and any(sha in known and sha not in seen for sha in event.prev):
-            return _by_links(ordered)
+        for sha in event.prev:
+            if sha not in seen and sha in known:
+                return _by_links(ordered)
         seen.add(event.sha)
     return ordered
 

@@ -93,22 +93,25 @@ def find_heads(ledger: Path, run: str) -> list[Head] | None:
         if stored is not None:
             found = stored.get(f"heads/{run}")
             if found is None and (row := stored.get(f"run/{run}")) is not None:
-                found = row["heads"]  # as they were when all of the ledger was folded; none have come since
+                # As they were when all of the ledger was folded; none have come since.
+                found = row[2] if row[2] is not None else [[None, *row[1][-2:]]]
     if found is None:
         return None
-    heads = [Head(*head) for head in found]
     descriptor = os.open(ledger, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for head in heads:
-            try:
-                event = parse_line(os.pread(descriptor, head.length, head.start))
-            except ValueError as error:
-                raise cache.BrokenError(f"no event at byte {head.start}") from error
-            if (event.sha, event.run) != (head.sha, run):
-                raise cache.BrokenError(f"another event at byte {head.start}")
+        return [_confirmed(descriptor, run, *head) for head in found]
     finally:
         os.close(descriptor)
-    return heads
+
+
+def _confirmed(descriptor: int, run: str, sha: str | None, start: int, length: int) -> Head:
+    try:
+        event = parse_line(os.pread(descriptor, length, start))
+    except ValueError as error:
+        raise cache.BrokenError(f"no event at byte {start}") from error
+    if event.run != run or sha not in (None, event.sha):
+        raise cache.BrokenError(f"another event at byte {start}")
+    return Head(event.sha, start, length)
 
 
 def entries(mark: Mark, heads: Mapping[str, Iterable[Head]]) -> list[tuple[str, Any]]:

@@ -1,15 +1,18 @@
 """The state of a large ledger without parsing all of it.
 
-`read_state` gives what `Ledger.state` gives. The bytes of the ledger are always read and hashed; where
-they begin with the bytes that were folded last time, only new lines are parsed. What a list of runs
-needs (status, decision, hypothesis, …) comes from the index, and a run's events are parsed from the
-ledger when something else is asked of it. Whatever this cannot vouch for is left to the whole fold.
+`read_state` gives what `Ledger.state` gives. A file that was not touched since it was indexed is known by
+its facts; any other one is read and hashed, and where it begins with the bytes that were folded last time,
+only new lines are parsed. What a list of runs needs (status, decision, hypothesis, …) comes from the index,
+and a run's events are parsed from the ledger when something else is asked of it. Whatever this cannot vouch
+for is left to the whole fold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +32,12 @@ MEMBERS = ("status", "decision", "decided_at", "kind", "hypothesis", "parent", "
 _LOCAL_KINDS = KINDS - {"promoted", RENUMBERED}
 """Kinds that change nothing outside their own run."""
 _ID = slice(13, 39)  # of a line as this writer spells it: {"v":1,"id":"…"
-Places = list[list[int]]
+_SETTLED_NS = 3_000_000_000
+"""How long a file must have rested before its facts are believed: two changes can share one tick of its clock."""
+Places = list[int]
+"""Of each line of a run, in the fold's order, its first byte and its length, one after the other."""
+Row = list[Any]
+"""A run in the index: the values of `MEMBERS`, the places of its lines, and its heads (None: the last event)."""
 Placed = dict[str, tuple[Event, list[int]]]
 """Events by their hash, each with the first byte of its line and its length."""
 
@@ -48,6 +56,24 @@ class _Bytes(NamedTuple):
     data: bytes
     stat: os.stat_result
 
+    def line(self, start: int, length: int) -> bytes:
+        """Return the bytes of one line."""
+        return self.data[start : start + length]
+
+
+class _Open:
+    """A ledger that need not be read, since its file is as it was."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def line(self, start: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, start)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
 
 def read_state(path: Path) -> Reading:
     """Return the state of a ledger, through its index when the ledger is large.
@@ -55,19 +81,31 @@ def read_state(path: Path) -> Reading:
     Raises:
         As `Ledger.state`.
     """
-    data, stat = read_locked(path)
-    if stat is None or len(data) < cache.WORTH_BYTES or not data.endswith(b"\n"):
-        return _whole(path)
-    source = _Bytes(path, data, stat)
     with no_collection():
-        try:
-            known = _recall(source)
-        except (HarnessError, ValueError, KeyError, TypeError, IndexError):
-            known = None  # the whole fold says what is wrong, if anything is wrong with the ledger
-        if known is None:
-            return _build(source)
-        warning = network_warning(path)
-        return Reading(known.state(), [warning] if warning else [])
+        state = _indexed(path)
+    if state is None:
+        ledger = Ledger(path)
+        return Reading(ledger.state(), ledger.warnings)
+    warning = network_warning(path)
+    return Reading(state, [warning] if warning else [])
+
+
+def _indexed(path: Path) -> State | None:
+    """Return the state of a large ledger; None when it is small, or nothing here can be sure of it."""
+    try:
+        if path.stat().st_size < cache.WORTH_BYTES:
+            return None
+        known = _recall(path)
+        if known is not None and _is_untouched(known, path):
+            return known.state()
+        data, stat = read_locked(path)
+        if stat is None or not data.endswith(b"\n"):
+            return None
+        source = _Bytes(path, data, stat)
+        state = _brought_up_to_date(known, source) if known is not None else None
+        return state if state is not None else _build(source)
+    except (HarnessError, OSError, ValueError, KeyError, TypeError, IndexError):
+        return None  # the whole fold says what is wrong, if anything is wrong with the ledger
 
 
 def summaries(path: Path) -> list[dict[str, Any]]:
@@ -86,54 +124,60 @@ def _summary(run: RunState) -> dict[str, Any]:
     return {name: getattr(run, name) for name in MEMBERS}
 
 
-def _row(run: RunState, placed: list[tuple[Event, list[int]]]) -> dict[str, Any]:
-    return _summary(run) | {"places": [place for _, place in placed], "heads": heads_among(placed)}
+def _row(run: RunState, placed: list[tuple[Event, list[int]]]) -> Row:
+    heads = heads_among(placed)
+    usual = len(heads) == 1 and heads[0].sha == placed[-1][0].sha
+    return [list(_summary(run).values()), _flat(placed), None if usual else heads]
 
 
-def _whole(path: Path) -> Reading:
-    ledger = Ledger(path)
-    return Reading(ledger.state(), ledger.warnings)
+def _flat(placed: Iterable[tuple[Event, list[int]]]) -> Places:
+    return [number for _, place in placed for number in place]
 
 
 class _LazyRun(RunState):
     """A run whose events are parsed when they are asked for."""
 
-    def __init__(self, run: str, members: dict[str, Any], load: Callable[[str, Places], list[Event]]) -> None:
+    def __init__(self, run: str, row: Row, load: Callable[[str, Places], list[Event]]) -> None:
         # Everything a RunState derives is a cached property, so what stands here is not derived again.
-        self.__dict__ = members
+        self.__dict__.update(zip(MEMBERS, row[0], strict=True))
+        self.__dict__["tags"] = tuple(self.__dict__["tags"])
         self.run = run
+        self._row = row
         self._load = load
 
     def __getattr__(self, name: str) -> Any:
         if name != "events":
             raise AttributeError(name)
-        self.events: list[Event] = self._load(self.run, self.__dict__["places"])
+        self.events: list[Event] = self._load(self.run, self._row[1])
         return self.events
 
 
 class _Known:
-    """What the index says of a ledger, brought up to date.
+    """What the index says of a ledger.
 
     Args:
-        data: all bytes of the ledger.
+        path: of the ledger.
         meta: `bytes` and `digest` of the part that was indexed, and facts about it.
-        rows: of each run, its members, with the places of its lines under `places`.
+        rows: of each run.
         program: places of the lines about the program.
     """
 
-    def __init__(self, data: bytes, meta: dict[str, Any], rows: dict[str, dict[str, Any]], program: Places) -> None:
-        self.data = data
+    source: _Bytes | _Open
+
+    def __init__(self, path: Path, meta: dict[str, Any], rows: dict[str, Row], program: Places) -> None:
+        self.path = path
         self.meta = meta
         self.rows = rows
         self.program = program
 
-    def events(self, run: str, places: Iterable[list[int]]) -> list[Event]:
+    def events(self, run: str, places: Places) -> list[Event]:
         """Parse a run's lines.
 
         Raises:
             ValueError: when they are not what the index says.
         """
-        found = [parse_line(self.data[start : start + length]) for start, length in places]
+        line = self.source.line
+        found = [parse_line(line(start, length)) for start, length in zip(places[::2], places[1::2], strict=True)]
         if any(event.run != run for event in found):
             raise ValueError("the index names lines of another run")
         return found
@@ -142,30 +186,28 @@ class _Known:
         """Return the state, its runs lazy."""
         whole: list[State] = []
 
-        def events_of(run: str, places: Places) -> list[Event]:
+        def load(run: str, places: Places) -> list[Event]:
             try:
                 return self.events(run, places)
             except ValueError:  # an index with right check sums and wrong places: somebody made it
                 if not whole:
-                    whole.append(fold(map(parse_line, self.data.split(b"\n")[:-1])))
+                    whole.append(Ledger(self.path).state())
                 return whole[0].runs[run].events
 
-        for members in self.rows.values():
-            members["tags"] = tuple(members["tags"])
         names = sorted(self.rows, key=lambda name: (len(name), name))
-        runs: dict[str, RunState] = {name: _LazyRun(name, self.rows[name], events_of) for name in names}
+        runs: dict[str, RunState] = {name: _LazyRun(name, self.rows[name], load) for name in names}
         return State(runs, self.events(PROGRAM, self.program), self.meta["champion"])
 
-    def grow(self) -> dict[str, Placed] | None:
+    def grow(self, source: _Bytes) -> dict[str, Placed] | None:
         """Take in the lines behind the indexed part.
 
         Returns:
             The events of the runs they concern, or None when they change more than their own runs.
         """
         begin = self.meta["bytes"]
-        ids = {line[_ID] for line in self.data[:begin].split(b"\n")}
+        ids = {line[_ID] for line in source.data[:begin].split(b"\n")}
         groups: dict[str, Placed] = {}
-        for event, place in _placed_lines(self.data, begin):
+        for event, place in _placed_lines(source.data, begin):
             if event.kind not in _LOCAL_KINDS or event.line[_ID] != event.id.encode() or event.line[_ID] in ids:
                 return None
             ids.add(event.line[_ID])
@@ -176,19 +218,17 @@ class _Known:
                 return None
             group[event.sha] = (event, place)
         for run, group in groups.items():
-            self._fold_run(run, group)
+            placed = [group[event.sha] for event in in_order([event for event, _ in group.values()])]
+            if run == PROGRAM:
+                self.program = _flat(placed)
+            else:
+                self.rows[run] = _row(RunState(run, [event for event, _ in placed]), placed)
         return groups
 
     def _known_events(self, run: str) -> Placed:
-        places = self.program if run == PROGRAM else self.rows[run]["places"] if run in self.rows else []
-        return {event.sha: (event, place) for event, place in zip(self.events(run, places), places, strict=True)}
-
-    def _fold_run(self, run: str, group: Placed) -> None:
-        ordered = in_order([event for event, _ in group.values()])
-        if run == PROGRAM:
-            self.program = [group[event.sha][1] for event in ordered]
-        else:
-            self.rows[run] = _row(RunState(run, ordered), [group[event.sha] for event in ordered])
+        places = self.program if run == PROGRAM else self.rows[run][1] if run in self.rows else []
+        pairs = [list(pair) for pair in zip(places[::2], places[1::2], strict=True)]
+        return {event.sha: (event, place) for event, place in zip(self.events(run, places), pairs, strict=True)}
 
 
 def _follows(event: Event, group: Placed) -> bool:
@@ -203,71 +243,94 @@ def _placed_lines(data: bytes, begin: int = 0) -> Iterator[tuple[Event, list[int
         begin += len(line) + 1
 
 
-def _recall(source: _Bytes) -> _Known | None:
-    """Read the index, take in what the ledger has gained since, and store that; None when it is of no use."""
+def _recall(path: Path) -> _Known | None:
+    """Read the index; None when there is none of this code's making."""
     known: _Known | None = None
-    with cache.opened(source.path) as stored:
-        meta: Any = stored.get("meta") if stored is not None else None
-        if stored is None or meta is None or not _fits(meta, source.data):
+    with cache.opened(path) as stored:
+        if stored is None:
             return None
-        rows = stored.under("run/")
-        if len(rows) != meta["runs"]:
-            return None
-        known = _Known(source.data, meta, rows, stored.get("program") or [])
-    if known is None or known.meta["bytes"] == len(source.data):
-        return known
-    groups = known.grow()
-    if groups is None:
-        return None
-    known.meta |= _meta(source.data, known.meta["champion"], len(known.rows))
-    heads = {run: heads_among(group.values()) for run, group in groups.items()}
-    rows = {run: known.rows[run] for run in groups if run != PROGRAM}
-    _store(source, known.meta, known.program, rows, heads)
+        meta = stored.get("meta")
+        if isinstance(meta, dict) and meta.get("writer") == cache.writer():
+            rows = stored.under("run/")
+            if len(rows) == meta["runs"]:
+                known = _Known(path, meta, rows, stored.get("program") or [])
     return known
 
 
-def _fits(meta: Any, data: bytes) -> bool:
-    if not isinstance(meta, dict) or meta.get("writer") != cache.writer() or len(data) < meta["bytes"]:
+def _is_untouched(known: _Known, path: Path) -> bool:
+    """Tell whether the file's facts are those of the bytes that were indexed; then they need not be read."""
+    if known.meta["file"] is None or network_warning(path) is not None:  # other machines' changes show late
         return False
-    return hashlib.sha256(memoryview(data)[: meta["bytes"]]).hexdigest() == meta["digest"]
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    known.source = _Open(descriptor)
+    return known.meta["file"] == _facts(os.fstat(descriptor))
 
 
-def _meta(data: bytes, champion: str | None, runs: int) -> dict[str, Any]:
-    digest = hashlib.sha256(data).hexdigest()
-    return {"writer": cache.writer(), "bytes": len(data), "digest": digest, "champion": champion, "runs": runs}
+def _facts(stat: os.stat_result) -> list[int]:
+    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
-def _build(source: _Bytes) -> Reading:
-    """Fold all of the ledger and store what the next reader needs."""
-    try:
-        placed: Placed = {}
-        for event, place in _placed_lines(source.data):
-            placed.setdefault(event.sha, (event, place))
-        state = fold(event for event, _ in placed.values())
-    except (HarnessError, ValueError):
-        return _whole(source.path)  # which names line and byte
-    warning = network_warning(source.path)
-    if _is_plain(placed):
-        rows = {name: _row(run, [placed[event.sha] for event in run.events]) for name, run in state.runs.items()}
-        about = [placed[event.sha] for event in state.program_events]
-        meta = _meta(source.data, state.champion, len(rows))
-        heads = {PROGRAM: heads_among(about)} if about else {}
-        _store(source, meta, [place for _, place in about], rows, heads, clear=["run/", "heads/"])
-    return Reading(state, [warning] if warning else [])
+def _brought_up_to_date(known: _Known, source: _Bytes) -> State | None:
+    """Take in what the ledger has gained, and store that; None when it does not begin as the index says."""
+    size = known.meta["bytes"]
+    if len(source.data) < size:
+        return None
+    digest = hashlib.sha256(memoryview(source.data)[:size]).hexdigest()
+    if digest != known.meta["digest"]:
+        return None
+    known.source = source
+    groups = known.grow(source) if len(source.data) > size else {}
+    if groups is None:
+        return None
+    meta = _meta(source, known.meta["champion"], len(known.rows))
+    if groups or meta["file"] is not None:
+        heads = {run: heads_among(group.values()) for run, group in groups.items()}
+        rows = {run: known.rows[run] for run in groups if run != PROGRAM}
+        _store(source, meta, known.program, rows, heads)
+    return known.state()
 
 
-def _is_plain(placed: Placed) -> bool:
-    """Tell whether each run can be folded alone: no contested number, no link out of a run, no foreign spelling."""
+def _meta(source: _Bytes, champion: str | None, runs: int) -> dict[str, Any]:
+    rested = time.time_ns() - max(source.stat.st_mtime_ns, source.stat.st_ctime_ns) > _SETTLED_NS
+    return {
+        "writer": cache.writer(),
+        "bytes": len(source.data),
+        "digest": hashlib.sha256(source.data).hexdigest(),
+        "file": _facts(source.stat) if rested else None,
+        "champion": champion,
+        "runs": runs,
+    }
+
+
+def _build(source: _Bytes) -> State | None:
+    """Fold all of the ledger and store what the next reader needs; None when not every run can be folded alone.
+
+    Raises:
+        HarnessError, ValueError: on damage, without line and byte.
+    """
+    placed: Placed = {}
     begun: set[str] = set()
-    for event, _ in placed.values():
-        run = event.run
-        if contests(event, run if run in begun else None) or event.line[_ID] != event.id.encode():
-            return False
-        for sha in event.prev:
-            if sha not in placed or placed[sha][0].run != run:
-                return False
-        begun.add(run)
-    return True
+    plain = True
+    for event, place in _placed_lines(source.data):
+        if event.sha in placed:
+            continue
+        # Each run can be folded alone when no number is contested, no link leaves a run, no line is spelt otherwise.
+        plain = plain and not contests(event, True if event.run in begun else None)
+        plain = plain and event.line[_ID] == event.id.encode()
+        placed[event.sha] = (event, place)
+        begun.add(event.run)
+    if not plain or any(not _stays_inside(event, placed) for event, _ in placed.values()):
+        return None
+    state = fold(event for event, _ in placed.values())
+    rows = {name: _row(run, [placed[event.sha] for event in run.events]) for name, run in state.runs.items()}
+    about = [placed[event.sha] for event in state.program_events]
+    heads = {PROGRAM: heads_among(about)} if about else {}
+    _store(source, _meta(source, state.champion, len(rows)), _flat(about), rows, heads, clear=["run/", "heads/"])
+    return state
+
+
+def _stays_inside(event: Event, placed: Placed) -> bool:
+    return all(sha in placed and placed[sha][0].run == event.run for sha in event.prev)
 
 
 def _store(

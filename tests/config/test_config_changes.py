@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.config.changes import Basis, Change, change_set, diff, flatten, is_nuisance
+from harness.config.changes import Basis, Change, change_set, diff, flatten, is_nuisance, same
 from harness.config.load import parse_config, resolved, set_key
 
 CONFIG = parse_config('hypothesis = "h"\n[[env]]\nid = "drugprot"\nargs = { source = "embedded" }\n', "test")
@@ -129,6 +129,21 @@ def test_values_compare_as_people_read_them():
     assert diff(with_arg("1"), with_arg("true")) == [("env.drugprot.args.x", 1, True)]
     assert diff(with_arg("[1, 2]"), with_arg("[1, 2.0]")) == []
     assert diff(with_arg("[1, 2]"), with_arg("[2, 1]")) == [("env.drugprot.args.x", [1, 2], [2, 1])]
+
+
+def test_tables_and_lists_compare_member_by_member():
+    assert same({"a": 1, "b": [1, {"c": 2}]}, {"b": [1.0, {"c": 2.0}], "a": 1})
+    assert not same({"a": 1}, {"a": True})
+    assert not same({"a": 1}, {"a": 2})
+    assert not same({"a": 1}, {"b": 1}) and not same({"a": 1}, {"a": 1, "b": 1})
+    assert not same({"a": 1}, [1]) and not same([1], {"a": 1})
+    assert not same([1, 2], [1]) and not same([1], [1, 2]) and not same([1], 1)
+    assert same(True, True) and not same(True, 1) and not same(0, False) and not same(None, False)
+
+
+def test_a_change_is_spelt_short():
+    assert str(Change("k", None, "x" * 61, "config", True)) == "k: none → " + "x" * 57 + "…"
+    assert str(Change("k", "x" * 60, [1, float("nan")], "config", True)).startswith("k: " + "x" * 60 + " → [1,{")
 
 
 def test_bases_and_changes_survive_json():

@@ -95,7 +95,37 @@ def test_what_was_added_is_taken_in_and_stored(ledger, path, monkeypatch) -> Non
     assert check(path)
     monkeypatch.undo()
     monkeypatch.setattr(cache, "WORTH_BYTES", 1)
-    monkeypatch.setattr(index._Known, "grow", lambda self: pytest.fail("stored already"))
+    monkeypatch.setattr(index._Known, "grow", lambda self, source: pytest.fail("stored already"))
+    assert check(path)
+
+
+def test_a_file_that_rested_is_not_read_again(ledger, path, monkeypatch) -> None:
+    fill(ledger)
+    monkeypatch.setattr(index, "_SETTLED_NS", -(10**18))
+    index.read_state(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "read_locked", lambda path: pytest.fail("read"))
+        assert check(path)
+        patched.setattr(index, "network_warning", lambda path: "far away")
+        patched.setattr(index, "read_locked", lambda path: (path.read_bytes(), path.stat()))
+        assert len(index.read_state(path).warnings) == 1
+    data, stat = path.read_bytes(), path.stat()
+    path.write_bytes(data.replace(b"h2", b"h9", 1))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the size and the time of the edit are as before
+    with pytest.raises(LedgerCorruptError, match="line 5"):
+        index.read_state(path)
+
+
+def test_a_file_just_written_is_read_again_until_it_has_rested(ledger, path, monkeypatch) -> None:
+    fill(ledger)
+    index.read_state(path)
+    with cache.opened(path) as stored:
+        assert stored.get("meta")["file"] is None
+    monkeypatch.setattr(index, "_SETTLED_NS", -(10**18))
+    assert check(path)
+    with cache.opened(path) as stored:
+        assert stored.get("meta")["file"] is not None
+    monkeypatch.setattr(index, "read_locked", lambda path: pytest.fail("read"))
     assert check(path)
 
 
@@ -220,10 +250,13 @@ def test_an_index_with_wrong_places_is_found_out(ledger, path) -> None:
     with cache.opened(path, create=True) as stored:
         row = stored.get("run/run-001")
         other = stored.get("run/run-002")
-        stored.put([("run/run-001", row | {"places": other["places"]}), ("run/run-003", row | {"places": [[3, 9]]})])
+        stored.put([("run/run-001", [row[0], other[1], None]), ("run/run-003", [row[0], [3, 9], None])])
+    with pytest.raises(NotFoundError):
+        Ledger(path).append("run-007", "noted", {})
+    assert len(Ledger(path).append("run-003", "noted", {"text": "n"}).prev) == 1 and verify(path) == []
     state = index.read_state(path).state
     assert [event.run for event in state.runs["run-001"].events] == ["run-001"] * 4
-    assert [event.run for event in state.runs["run-003"].events] == ["run-003"] * 4
+    assert [event.run for event in state.runs["run-003"].events] == ["run-003"] * 5
 
 
 def test_a_small_ledger_has_no_index(ledger, path, monkeypatch) -> None:
