@@ -302,8 +302,8 @@ def _meta(source: _Bytes, champion: str | None, runs: int) -> dict[str, Any]:
     }
 
 
-def _build(source: _Bytes) -> State | None:
-    """Fold all of the ledger and store what the next reader needs; None when not every run can be folded alone.
+def _build(source: _Bytes) -> State:
+    """Fold all of the ledger, and store what the next reader needs when every run can be folded alone.
 
     Raises:
         HarnessError, ValueError: on damage, without line and byte.
@@ -319,9 +319,9 @@ def _build(source: _Bytes) -> State | None:
         plain = plain and event.line[_ID] == event.id.encode()
         placed[event.sha] = (event, place)
         begun.add(event.run)
-    if not plain or any(not _stays_inside(event, placed) for event, _ in placed.values()):
-        return None
     state = fold(event for event, _ in placed.values())
+    if not plain or any(not _stays_inside(event, placed) for event, _ in placed.values()):
+        return state
     rows = {name: _row(run, [placed[event.sha] for event in run.events]) for name, run in state.runs.items()}
     about = [placed[event.sha] for event in state.program_events]
     heads = {PROGRAM: heads_among(about)} if about else {}
