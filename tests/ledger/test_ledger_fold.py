@@ -86,6 +86,48 @@ def test_status_is_the_outcome_of_the_last_attempt(event, outcome) -> None:
     assert fold(chain).runs["run-001"].status == outcome
 
 
+def test_every_fact_of_a_run_is_told(event) -> None:
+    birth = {"type": "prompt_search", "hypothesis": "h", "parent": "run-000", "config_sha": "c", "idea": "01J"}
+    first = event(kind="created", data=birth, number=1, second=5)
+    start = event(kind="started", data={"attempt": 1, "host": "box", "pid": 7}, number=2, second=6, prev=[first.sha])
+    made = event(kind="decided", data={"decision": "keep", "reason": "r"}, number=3, second=8, prev=[start.sha])
+    tags = [
+        event(kind="tagged", data={"tag": tag}, number=n, second=7, prev=[start.sha]) for n, tag in ((4, "b"), (5, "a"))
+    ]
+    run = fold([made, start, *tags, first]).runs["run-001"]
+    assert (run.kind, run.hypothesis, run.parent, run.config_sha, run.idea) == (
+        "prompt_search",
+        "h",
+        "run-000",
+        "c",
+        "01J",
+    )
+    assert (run.root, run.created_at, run.tags) == (first.sha, first.at, ("a", "b"))
+    assert (run.decision, run.reason, run.decided_at) == ("keep", "r", made.at)
+    assert run.attempts == [
+        {"attempt": 1, "host": "box", "pid": 7, "at": start.at, "outcome": None, "failure": None, "finished_at": None}
+    ]
+    bare = fold([event(kind="created", data={}, number=6)]).runs["run-001"]
+    assert (bare.kind, bare.hypothesis, bare.parent, bare.idea, bare.tags) == ("training", "", None, None, ())
+    assert (bare.decision, bare.reason, bare.decided_at, bare.promoted, bare.attempts) == (None, None, None, None, [])
+
+
+def test_an_end_without_a_start_is_an_attempt_of_unknown_place(event) -> None:
+    birth = event(kind="created", number=1)
+    end = event(kind="finished", data={"attempt": 1, "outcome": "completed"}, number=2, second=1, prev=[birth.sha])
+    assert fold([birth, end]).runs["run-001"].attempts == [
+        {
+            "attempt": 1,
+            "host": None,
+            "pid": None,
+            "at": end.at,
+            "outcome": "completed",
+            "failure": None,
+            "finished_at": end.at,
+        }
+    ]
+
+
 def test_an_outcome_nobody_knows_is_no_success(event) -> None:
     chain = [event(kind="created", number=1), event(kind="started", number=2, second=1, data=started(1))]
     chain.append(event(kind="finished", number=3, second=2, data={"attempt": 1, "outcome": "glorious"}))

@@ -324,6 +324,23 @@ def test_a_ledger_that_is_not_what_was_marked_is_read_whole(ledger, path, tmp_pa
     assert [finding for finding in verify(path) if finding.kind != "no_creation"] == []
 
 
+@pytest.mark.parametrize("other", ["of another run", "of this run"])
+def test_a_head_that_is_another_event_is_not_followed(ledger, path, other) -> None:
+    fill(ledger)
+    index.read_state(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    number = 4 if other == "of another run" else 5  # the creation of run-002, or the event after it
+    place = [sum(map(len, lines[:number])), len(lines[number]) - 1]
+    run = "run-001" if other == "of another run" else "run-002"
+    sha = ledger.events()[number].sha if other == "of another run" else "0" * 64
+    with cache.opened(path, create=True) as stored:
+        stored.put([(f"heads/{run}", [[sha, *place]])])
+    fresh = Ledger(path)
+    last = ledger.state().runs[run].events[-1]
+    assert fresh.append(run, "noted", {"text": "after"}).prev == (last.sha,)
+    assert not fresh._behind_mark and verify(path) == []
+
+
 def test_damage_that_appeared_since_the_mark_stops_an_append(ledger, path) -> None:
     fill(ledger)
     index.read_state(path)
