@@ -32,9 +32,13 @@ ROOT = Path(__file__).resolve().parents[1]
 _LEDGER = "tests/ledger/test_ledger_"
 TESTS = {
     "harness.ledger.events": [f"{_LEDGER}{name}.py" for name in ("events", "store", "verify", "machine")],
-    "harness.ledger.fold": [f"{_LEDGER}{name}.py" for name in ("fold", "store", "index", "verify", "machine")],
-    "harness.ledger.store": [f"{_LEDGER}{name}.py" for name in ("store", "index", "faults", "sweeps", "machine")],
-    "harness.ledger.verify": [f"{_LEDGER}{name}.py" for name in ("verify", "base", "store", "sweeps")],
+    "harness.ledger.fold": [
+        f"{_LEDGER}{name}.py" for name in ("fold", "numbering", "life", "store", "index", "machine")
+    ],
+    "harness.ledger.store": [
+        f"{_LEDGER}{name}.py" for name in ("store", "index", "faults", "sweeps", "numbering", "renumber", "machine")
+    ],
+    "harness.ledger.verify": [f"{_LEDGER}{name}.py" for name in ("verify", "merge", "renumber", "store", "sweeps")],
     "harness.ledger.index": [f"{_LEDGER}{name}.py" for name in ("index", "machine")],
     "harness.ledger.heads": [f"{_LEDGER}{name}.py" for name in ("index", "machine")],
     "harness.config.changes": ["tests/config/test_config_changes.py"],

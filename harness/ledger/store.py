@@ -334,17 +334,18 @@ class Ledger:
     def _refresh_for(self, descriptor: int, only: str | None) -> None:
         """Bring the cache up to date; for an append to the run `only`, lines behind the mark and its heads will do."""
         self._note_network()
-        if only is None and self._behind_mark:
-            self._forget()
         if only is not None and not self._stamp:
             self._skip_to_mark(descriptor)
-        if self._behind_mark and only is not None:
+        if self._behind_mark:
             with contextlib.suppress(cache.BrokenError):
-                self._refresh(descriptor)
-                if self._last_of(only) is not None and not self._contested:
+                if only is not None and self._has_heads(descriptor, only):
                     return
             self._forget()
         self._refresh(descriptor)
+
+    def _has_heads(self, descriptor: int, run: str) -> bool:
+        self._refresh(descriptor)
+        return self._last_of(run) is not None and not self._contested
 
     def _note_network(self) -> None:
         if not self._asked_network:

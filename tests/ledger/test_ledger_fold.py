@@ -112,6 +112,12 @@ def test_every_fact_of_a_run_is_told(event) -> None:
     assert (bare.decision, bare.reason, bare.decided_at, bare.promoted, bare.attempts) == (None, None, None, None, [])
 
 
+@pytest.mark.parametrize(("outcome", "status"), [("failed", "failed"), (None, "completed"), ("odd", "completed")])
+def test_an_imported_run_ended_as_its_source_says(event, outcome, status) -> None:
+    data = {"source": "csv"} if outcome is None else {"source": "csv", "outcome": outcome}
+    assert fold([event(kind="imported", data=data)]).runs["run-001"].status == status
+
+
 def test_an_end_without_a_start_is_an_attempt_of_unknown_place(event) -> None:
     birth = event(kind="created", number=1)
     end = event(kind="finished", data={"attempt": 1, "outcome": "completed"}, number=2, second=1, prev=[birth.sha])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 
@@ -35,7 +36,8 @@ def facts(state) -> tuple:
         (name, run.run, [getattr(run, member) for member in index.MEMBERS], [event.line for event in run.events])
         for name, run in state.runs.items()
     ]
-    return runs, state.champion, [event.line for event in state.program_events]
+    collisions = {number: [run.root for run in others] for number, others in state.collisions.items()}
+    return runs, state.champion, [event.line for event in state.program_events], collisions, state.former
 
 
 def watch(monkeypatch, module) -> list[bytes]:
@@ -107,8 +109,14 @@ def test_a_file_that_rested_is_not_read_again(ledger, path, monkeypatch) -> None
         patched.setattr(index, "read_locked", lambda path: pytest.fail("read"))
         assert check(path)
         patched.setattr(index, "network_warning", lambda path: "far away")
-        patched.setattr(index, "read_locked", lambda path: (path.read_bytes(), path.stat()))
-        assert len(index.read_state(path).warnings) == 1
+        read = []
+
+        def read_locked(path):
+            read.append(path)
+            return path.read_bytes(), path.stat()
+
+        patched.setattr(index, "read_locked", read_locked)
+        assert index.read_state(path).warnings == ["far away"] and read == [path]
     data, stat = path.read_bytes(), path.stat()
     path.write_bytes(data.replace(b"h2", b"h9", 1))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the size and the time of the edit are as before
@@ -147,7 +155,18 @@ def test_what_concerns_more_than_one_run_is_folded_whole(ledger, path, kind, eve
         with path.open("ab") as file:
             file.write(added.line + b"\n")
     check(path)
-    check(path)
+    assert check(path) is (kind != "numbers")
+
+
+def test_files_are_closed_when_states_go(ledger, path, monkeypatch) -> None:
+    fill(ledger)
+    monkeypatch.setattr(index, "_SETTLED_NS", -(10**18))
+    index.read_state(path)
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(20):
+        assert check(path)
+    gc.collect()
+    assert len(os.listdir("/dev/fd")) <= before + 1
 
 
 def test_damage_in_the_indexed_part_is_named(ledger, path) -> None:
@@ -339,6 +358,19 @@ def test_a_head_that_is_another_event_is_not_followed(ledger, path, other) -> No
     last = ledger.state().runs[run].events[-1]
     assert fresh.append(run, "noted", {"text": "after"}).prev == (last.sha,)
     assert not fresh._behind_mark and verify(path) == []
+
+
+def test_an_append_to_a_run_renumbered_behind_the_mark_follows_it(ledger, path, event) -> None:
+    fill(ledger)
+    index.read_state(path)
+    last = ledger.state().runs["run-004"].events[-1]
+    moved = event(run="run-004", kind="renumbered", data={"to": "run-009"}, number=3, prev=[last.sha], critical=True)
+    with path.open("ab") as file:
+        file.write(moved.line + b"\n")
+    with pytest.raises(NotFoundError, match="run-009"):
+        Ledger(path).append("run-004", "noted", {"text": "x"})
+    assert Ledger(path).append("run-009", "noted", {"text": "x"}).prev == (moved.sha,)
+    assert not check(path) and not check(path)
 
 
 def test_damage_that_appeared_since_the_mark_stops_an_append(ledger, path) -> None:
