@@ -252,7 +252,7 @@ def evaluate(program: Program, subject: str, step: int | None, on_progress: Prog
 
     Raises:
         NotFoundError: no such run, adapter or folder.
-        RefusedError: GOAL or CONTEXT was edited without `harness amend`.
+        RefusedError: the subject is a run, and GOAL or CONTEXT was edited without `harness amend`, or it is running.
     """
     context = read_context(program)
     suites = load_suites(context)
