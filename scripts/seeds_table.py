@@ -23,20 +23,16 @@ BEGIN, END = "<!-- three-seeds:begin -->\n", "<!-- three-seeds:end -->"
 HEAD = ("seed", "run", *checks.SHOWN, "largest letter", "groups without spread, last 5 steps", "checks")
 
 
-def harness(*argv: str) -> Any:
-    """Return the parsed document of a `harness … --json` command in this repository."""
-    command = [sys.executable, "-m", "harness", *argv, "--json"]
-    return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+def shown(run: str) -> dict[str, Any]:
+    """Return the document of `harness show RUN --json` in this repository."""
+    command = [sys.executable, "-m", "harness", "show", run, "--json"]
+    return dict(json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout))
 
 
-def is_quickstart(config: dict[str, Any], default: dict[str, Any]) -> bool:
-    """Tell whether two resolved configs train the same thing but for the seed and the number of threads."""
-
-    def learning(full: dict[str, Any]) -> dict[str, Any]:
-        parts = {key: full[key] for key in ("model", "lora", "optimizer", "sampling", "env")}
-        return {**parts, "train": {key: value for key, value in full["train"].items() if key != "seed"}}
-
-    return learning(config) == learning(default)
+def learning(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a resolved config trains, without its seed: two runs with the same value are two seeds of one."""
+    parts = {key: config[key] for key in ("model", "lora", "optimizer", "sampling", "env")}
+    return {**parts, "train": {key: value for key, value in config["train"].items() if key != "seed"}}
 
 
 def row(seed: int, run: str, evidence: checks.Evidence) -> str:
@@ -47,26 +43,30 @@ def row(seed: int, run: str, evidence: checks.Evidence) -> str:
         cells.append(f"{before:.3f} → {after:.3f}, {checks.span(evidence.gain[name])}")
     letter, share = checks.top_letter(evidence.letters)
     failed = [check.name for check in checks.checks(evidence) if not check.ok]
-    cells += [f"{letter}, {share:.0%}", f"{evidence.zero_spread:.0%}", ", ".join(failed) + " failed" if failed else "pass"]
+    cells += [
+        f"{letter}, {share:.0%}",
+        f"{evidence.zero_spread:.0%}",
+        ", ".join(failed) + " failed" if failed else "pass",
+    ]
     return f"| {' | '.join(cells)} |"
 
 
 def table() -> str:
-    """Return the table over every run of the ledger that trained the quickstart's config, by seed."""
-    from harness.config import load_config, resolved
-    from harness.program import Program
-    from harness.config.schema import RunConfig
+    """Return the table over every completed run of the ledger that trained the quickstart's config, by seed."""
+    from harness.backends.planning import first_config
+    from harness.config.load import resolved
+    from harness.ledger import Ledger
+    from harness.program import Program, read_context
 
     program = Program.find(ROOT)
-    default = resolved(RunConfig(hypothesis="the quickstart", env=load_config(program.config_path("run-001")).env))
+    quickstart = learning(resolved(first_config(read_context(program), "the quickstart")))
     rows = []
-    for listed in harness("list")["rows"]:
-        config = resolved(load_config(program.config_path(listed["run"])))
-        shown = harness("show", listed["run"])
-        if shown["status"] == "completed" and is_quickstart(config, default):
-            rows.append((config["train"]["seed"], listed["run"], checks.gather(shown)))
+    for run, state in Ledger(program.ledger).state().runs.items():
+        config = state.created["basis"]["config"]
+        if state.status == "completed" and learning(config) == quickstart:
+            rows.append((config["train"]["seed"], run))
     head = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
-    return "\n".join([*head, *(row(*entry) for entry in sorted(rows, key=lambda entry: entry[:2]))])
+    return "\n".join([*head, *(row(seed, run, checks.gather(shown(run))) for seed, run in sorted(rows))])
 
 
 def main() -> int:
