@@ -52,11 +52,6 @@ class Suite:
         """Samples the protocol asks for."""
         return len(self.tasks) * self.protocol.samples
 
-    def described(self) -> dict[str, Any]:
-        """Return the protocol as events record it; where a file lies is this machine's affair."""
-        facts = self.protocol.model_dump(mode="json", exclude={"id"})
-        return facts | {"args": {key: value for key, value in facts["args"].items() if key != "path"}}
-
 
 def load_suites(context: Context) -> list[Suite]:
     """Load every environment of the protocol.
@@ -181,8 +176,8 @@ class Recorder:
         write_items(full, items, compact=False)
         compact = self._compact(subject, step, env, prompt)
         file_sha = write_items(compact, items, compact=True)
-        base = self._items("base", 0, env, "run") if subject == "policy" else None
-        other = self._items("base", 0, env, "shipped") if subject == "policy" else None
+        base = self._base(suite, "run") if subject == "policy" else None
+        other = self._base(suite, "shipped") if subject == "policy" else None
         summary = summarise(
             items,
             requested=suite.requested,
@@ -198,7 +193,7 @@ class Recorder:
             "prompt": prompt,
             "prompt_sha": sha,
             "items_sha": suite.items_sha,
-            "protocol": suite.described(),
+            "protocol": suite.protocol.described(),
             "verifier": suite.env.verifier_version,
             "file": self.program.relative(compact),
             "file_sha": file_sha,
@@ -212,9 +207,10 @@ class Recorder:
     def _compact(self, subject: str, step: int, env: str, prompt: str) -> Path:
         return self.program.analysis_dir(self.run) / "evals" / f"step_{step}.{_file_name(subject, env, prompt)}"
 
-    def _items(self, subject: str, step: int, env: str, prompt: str) -> list[ItemRecord] | None:
-        path = self._compact(subject, step, env, prompt)
-        return list(read_items(path)) if path.is_file() else None
+    def _base(self, suite: Suite, prompt: str) -> list[ItemRecord] | None:
+        """Return the base model's items; None unless they are on record and answer this suite."""
+        path = self._compact("base", 0, suite.protocol.id, prompt)
+        return list(read_items(path)) if self.has(suite, "base", 0, prompt) else None
 
     def has(self, suite: Suite, subject: str, step: int, prompt: str, adapter: str | None = None) -> bool:
         """Whether the ledger holds this very eval, of the same adapter and items, and its file is unchanged."""

@@ -82,6 +82,11 @@ class ContextEnv(Page):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(1.0, description="0 is greedy")
     args: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment for evaluation")
 
+    def described(self) -> dict[str, Any]:
+        """Return the protocol as events record it; where a file lies is a machine's own affair."""
+        facts = self.model_dump(mode="json", exclude={"id"})
+        return facts | {"args": {key: value for key, value in facts["args"].items() if key != "path"}}
+
 
 class ContextEval(Page):
     """The held-out protocol."""

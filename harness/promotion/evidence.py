@@ -117,6 +117,7 @@ def _load(program: Program, data: Mapping[str, Any] | None) -> EvalEvidence | No
         file=str(data.get("file")),
         file_sha=str(data.get("file_sha")),
         items=items,
+        protocol=data.get("protocol"),
         problem=problem,
     )
 

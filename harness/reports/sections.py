@@ -230,7 +230,7 @@ def _gates(data: ReportData) -> list[Block]:
         note = "promote has not judged this run; the table shows the bar of GOAL.md beside what was measured."
         blocks.append(Paragraph(text(note)))
     elif data.gates.step is not None:
-        chosen = ", chosen after looking at the evals" if data.gates.post_hoc else ""
+        chosen = ", after GOAL.md or CONTEXT.md was amended" if data.gates.post_hoc else ""
         blocks.append(Paragraph(text(f"Judged at step {data.gates.step}{chosen}.")))
     if not data.gates.rows:
         return [*blocks, Paragraph(text("No gate has a row for this run."))]

@@ -192,8 +192,21 @@ def rollout(index, score, tokens, finish=FinishReason.STOP):
     return Rollout(task, "t", index, (1, 2), completion, episode, score)
 
 
+def test_a_group_whose_only_spread_is_masked_counts_as_one_without():
+    part = [
+        rollout(0, Score(1.0, {"accuracy": 1.0}), 4),
+        rollout(1, Score(1.0, {"accuracy": 1.0}), 5),
+        rollout(2, Score(0.0, {"accuracy": 0.0}), 10, FinishReason.LENGTH),
+    ]
+    shares = [
+        rollout_metrics({"toy": [make_group(part, "mean", masked, 1.0)]})["train/zero_spread_share"]
+        for masked in (False, True)
+    ]
+    assert shares == [0.0, 1.0]
+
+
 def test_metrics_of_a_step_by_hand():
-    groups = [
+    parts = [
         [
             rollout(0, Score(1.0, {"accuracy": 1.0}), 4),
             rollout(1, Score(0.0, {"accuracy": 0.0}, failure=FailureClass.MODEL), 10, FinishReason.LENGTH),
@@ -203,7 +216,7 @@ def test_metrics_of_a_step_by_hand():
             rollout(3, failed_score(FailureClass.VERIFIER, "bug"), 8),
         ],
     ]
-    metrics = rollout_metrics({"toy": groups})
+    metrics = rollout_metrics({"toy": [make_group(part, "mean", False, 1.0) for part in parts]})
     assert metrics["train/toy/reward/mean"] == 0.5  # the failed verifier is in no mean
     assert metrics["train/toy/reward/std"] == pytest.approx(math.sqrt(0.5 / 3))
     assert metrics["train/toy/component/accuracy"] == 0.5

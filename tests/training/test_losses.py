@@ -256,3 +256,19 @@ def test_an_empty_completion_takes_no_part():
     accumulate_gradient(wrapped.get_base_model(), [with_empty], TrainSection(), padded)
     assert plain.tokens == padded.tokens
     assert plain.loss == pytest.approx(padded.loss)
+
+
+def test_a_rollout_outside_the_loss_changes_neither_gradient_nor_entropy():
+    wrapped, parameters = fresh()
+    group = sampled_groups(wrapped, count=1)[0]
+    section = TrainSection(entropy_beta=0.05)
+    outside = Group(group.rollouts, (*group.advantages[:-1], 0.0), outside=frozenset({len(group.rollouts) - 1}))
+    alone = Group(group.rollouts[:-1], group.advantages[:-1])
+    gradients = []
+    for shown in (outside, alone):
+        for parameter in parameters:
+            parameter.grad = None
+        accumulate_gradient(wrapped.get_base_model(), [shown], section, StepStats())
+        gradients.append([parameter.grad.clone() for parameter in parameters])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert sum(float(part.abs().sum()) for part in gradients[0]) > 0
