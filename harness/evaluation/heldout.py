@@ -177,14 +177,8 @@ class Recorder:
         compact = self._compact(subject, step, env, prompt)
         file_sha = write_items(compact, items, compact=True)
         base = self._base(suite, "run") if subject == "policy" else None
-        other = self._base(suite, "shipped") if subject == "policy" else None
-        summary = summarise(
-            items,
-            requested=suite.requested,
-            confidence=self.context.eval.confidence,
-            base=base,
-            base_shipped=other if other is not None else base,
-        )
+        shipped = self._base(suite, "shipped") if subject == "policy" else None
+        confidence = self.context.eval.confidence
         data: dict[str, Any] = {
             "attempt": self.attempt,
             "subject": subject,
@@ -197,7 +191,9 @@ class Recorder:
             "verifier": suite.env.verifier_version,
             "file": self.program.relative(compact),
             "file_sha": file_sha,
-            **summary,
+            **summarise(
+                items, requested=suite.requested, confidence=confidence, base=base, base_shipped=shipped or base
+            ),
         }
         if adapter is not None:
             data["adapter_sha"] = adapter

@@ -23,6 +23,10 @@ from harness.core.files import file_lock, fsync_dir
 from harness.core.paths import cache_dir
 
 SUPPORTED_TYPES = ("llama", "qwen2", "qwen3")
+BF16_ISAS = frozenset(
+    ("", "ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16")
+)
+"""Values of ONEDNN_MAX_CPU_ISA that leave bfloat16 instructions in use (oneDNN, CPU dispatcher control)."""
 """Model types whose attention goes through the tree attention of `harness.inference.tree`."""
 
 
@@ -209,9 +213,8 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[dtype]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    restricted = torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AMX", "DEFAULT") or os.environ.get(
-        "ONEDNN_MAX_CPU_ISA", ""
-    ).upper() in ("AVX2", "SSE41", "AVX")
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    restricted = torch.backends.cpu.get_cpu_capability() != "AVX512" or allowed not in BF16_ISAS
     native = not restricted and torch.cpu._is_avx512_bf16_supported()
     return torch.bfloat16 if device.type == "cpu" and native else torch.float32
 

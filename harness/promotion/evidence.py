@@ -18,6 +18,7 @@ from harness.ledger import RunState
 from harness.program import Goal, Program
 from harness.promotion.gates import EnvEvidence, EvalEvidence, Evidence
 
+AGAIN = "`harness eval RUN --step N` evaluates again"
 _SAME_MEAN = 1e-9
 _BINDING = ("n", "requested", "items_sha", "prompt_sha", "verifier", "file", "file_sha")
 """Members without which an eval is bound to nothing."""
@@ -105,7 +106,7 @@ def _load(program: Program, data: Mapping[str, Any] | None) -> EvalEvidence | No
         try:
             items = _read_checked(program, data)
         except CannotTellError as error:
-            problem = str(error)
+            problem = f"{error.message} ({error.hint})"
     return EvalEvidence(
         subject=str(data["subject"]),
         prompt=str(data.get("prompt", "run")),
@@ -132,7 +133,7 @@ def _read_checked(program: Program, data: Mapping[str, Any]) -> tuple[ItemRecord
     name = str(data["file"])
     path = (program.root / name).resolve()
     if not path.is_relative_to(Path(program.analysis).resolve()):
-        raise CannotTellError(f"{name} lies outside analysis/", "evaluate again with `harness eval`")
+        raise CannotTellError(f"{name} lies outside analysis/", AGAIN)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -142,11 +143,11 @@ def _read_checked(program: Program, data: Mapping[str, Any]) -> tuple[ItemRecord
     items = tuple(parse_items(content, name))
     counted = sum(item.counts for item in items)
     if counted != data["n"]:
-        raise CannotTellError(f"{name} holds {counted} counted samples, its event says {data['n']}", "")
+        raise CannotTellError(f"{name} holds {counted} counted samples, its event says {data['n']}", AGAIN)
     recorded = _recorded_mean(data)
     recomputed = mean_of(items).mean
     if not (isclose(recorded, recomputed, abs_tol=_SAME_MEAN) or (isnan(recorded) and isnan(recomputed))):
-        raise CannotTellError(f"{name} gives a mean reward of {recomputed:.6f}, its event says {recorded:.6f}", "")
+        raise CannotTellError(f"{name} gives a mean reward of {recomputed:.6f}, its event says {recorded:.6f}", AGAIN)
     return items
 
 
@@ -154,4 +155,4 @@ def _recorded_mean(data: Mapping[str, Any]) -> float:
     try:
         return decode_number(data["means"]["reward"]["mean"])
     except (KeyError, TypeError, ValueError):
-        raise CannotTellError(f"the event of {data['file']} records no mean reward", "") from None
+        raise CannotTellError(f"the event of {data['file']} records no mean reward", AGAIN) from None

@@ -117,8 +117,7 @@ def promote(
         outcome, text, data = _judge(program, state, run, asked, (goal, context), protocol, step, dry_run=False)
         outcomes[:] = [outcome]
         events = [NewEvent(run, "gated", data, actor=actor)]
-        earlier = state.runs[run].promoted
-        if outcome.promoted and earlier is None:
+        if outcome.promoted and state.runs[run].promoted is None:
             atomic_write(program.root / outcome.certificate, text)  # before the event that names its hash
             where = {"certificate": outcome.certificate, "certificate_sha": outcome.certificate_sha}
             events.append(NewEvent(run, "promoted", data | where, actor=actor))

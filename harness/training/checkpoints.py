@@ -165,7 +165,9 @@ def load_checkpoint(
     try:
         state = load_file(step_folder(parent, step) / _TENSORS)
     except (OSError, SafetensorError) as error:
-        raise InfraError(f"the checkpoint of step {step} is damaged: {error}", "delete it and resume again") from error
+        raise InfraError(
+            f"the checkpoint of step {step} is damaged: {error}", f"delete {step_folder(parent, step)} and resume again"
+        ) from error
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state[f"parameter/{name}"])

@@ -123,11 +123,14 @@ class Trainer:
     def _check_budget(self, wall_s: float) -> None:
         budget = self.config.budget
         if budget.wall_clock_s is not None and wall_s > budget.wall_clock_s:
-            self._stop(f"the wall-clock budget of {budget.wall_clock_s:g} s is spent", "launch with --resume")
+            self._stop(
+                f"the wall-clock budget of {budget.wall_clock_s:g} s is spent",
+                f"`harness launch {self.folder.name} --resume` goes on with a new one",
+            )
         if budget.tokens is not None and self.progress.tokens > budget.tokens:
             self._stop(
                 f"the budget of {budget.tokens} sampled tokens is spent",
-                "raise budget.tokens in the run's file and launch with --resume",
+                f"raise budget.tokens in the run's file, then `harness launch {self.folder.name} --resume`",
             )
 
     def _stop(self, reason: str, hint: str) -> None:

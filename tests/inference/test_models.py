@@ -162,6 +162,9 @@ def test_ends_of_a_turn_are_collected_from_everywhere():
         ("AVX2", "", True, torch.float32),  # restricted by ATEN_CPU_CAPABILITY on a larger processor
         ("AVX512", "AVX2", True, torch.float32),
         ("AVX512", "avx2", True, torch.float32),
+        ("AVX512", "AVX512_CORE", True, torch.float32),
+        ("DEFAULT", "", True, torch.float32),
+        ("AVX512", "avx512_core_amx", True, torch.bfloat16),
         ("AVX512", "AVX512_CORE_BF16", True, torch.bfloat16),
     ],
 )
