@@ -104,7 +104,7 @@ def _start(program: Program, plan: Launch, resume: bool, on_progress: Report) ->
     elif plan.config.backend.threads:
         torch.set_num_threads(plan.config.backend.threads)
     if not (resume and checkpoints):
-        _set_old_metrics_aside(folder)
+        _set_old_metrics_aside(folder, len(ledger.state().runs[plan.run].attempts) + 1)
         clear_run(folder)
     folder.mkdir(parents=True, exist_ok=True)
     facts = capture_environment(program.root, folder, _numerics(plan.config))
@@ -178,11 +178,10 @@ def _restore_threads(folder: Path, step: int, config: RunConfig) -> None:
     torch.set_num_threads(threads)
 
 
-def _set_old_metrics_aside(folder: Path) -> None:
+def _set_old_metrics_aside(folder: Path, attempt: int) -> None:
     metrics = folder / "metrics.jsonl"
     if metrics.is_file():
-        count = len(list(folder.glob("metrics.before_*.jsonl")))
-        metrics.rename(folder / f"metrics.before_{count + 2}.jsonl")
+        metrics.rename(folder / f"metrics.before_{attempt}.jsonl")
 
 
 def _logged(path: Path, report: Report) -> Report:

@@ -55,7 +55,7 @@ class LoadedModel:
     """A causal language model ready for generation and training.
 
     Args:
-        eos_ids: every id that ends a turn (generation config and tokenizer together).
+        eos_ids: every id that ends a turn (generation config, model config and tokenizer together).
     """
 
     model: Any
@@ -243,7 +243,7 @@ def load_model(section: ModelSection) -> LoadedModel:
 
 
 def eos_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every end-of-turn id: the generation config's and the tokenizer's together."""
+    """Return every end-of-turn id: the generation config's, the model config's and the tokenizer's together."""
     ids: set[int] = set()
     for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         ids.update([value] if isinstance(value, int) else value or [])
