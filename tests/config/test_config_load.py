@@ -26,7 +26,7 @@ BASE = """\
 hypothesis = "A higher learning rate learns faster."
 
 [optimizer]
-learning_rate = 2e-4  # below the default
+learning_rate = 1e-4  # below the default
 
 [[env]]
 id = "drugprot"
@@ -89,7 +89,7 @@ def test_an_integer_is_a_valid_float_and_hashes_the_same(base):
 
 
 def test_written_config_is_sparse_and_reads_back(tmp_path, base):
-    config = set_key(set_key(base, "lora.alpha=64"), "optimizer.learning_rate=3e-4").model_copy(
+    config = set_key(set_key(base, "lora.alpha=64"), "optimizer.learning_rate=2e-4").model_copy(
         update={"parent": "run-001"}
     )
     path = tmp_path / "run-002.toml"
@@ -107,7 +107,7 @@ def test_editing_a_parent_keeps_its_comments(base):
     child = set_key(base, "lora.alpha=64").model_copy(update={"parent": "run-001", "lever": "size"})
     text = render_config(child, BASE)
     assert "# why this run exists" in text
-    assert "learning_rate = 2e-4  # below the default" in text
+    assert "learning_rate = 1e-4  # below the default" in text
     assert parse_config(text, "child") == child
 
 
@@ -132,7 +132,7 @@ def test_editing_a_parent_drops_what_is_default_again(base):
         ("env.drugprot.sampling.max_tokens=32", lambda c: c.env[0].sampling.max_tokens, 32),
         ("env.drug_tool.id=drug_tool", lambda c: [e.id for e in c.env], ["drugprot", "drug_tool"]),
         ("env.drugprot=", lambda c: c.env, ()),
-        ("optimizer.learning_rate=", lambda c: c.optimizer.learning_rate, 3e-4),
+        ("optimizer.learning_rate=", lambda c: c.optimizer.learning_rate, 2e-4),
         ("budget.tokens=1000", lambda c: c.budget.tokens, 1000),
     ],
 )

@@ -134,7 +134,7 @@ def test_a_prompt_without_room_for_the_reply_is_refused_before_sampling():
     length = len("<system>Write something.<user>word train-00<assistant>")
     with pytest.raises(ConfigError, match=f"{length} prompt tokens and 20 for the reply") as caught:
         play(engine, context=length + 19, count=1)
-    assert "sampling.context" in caught.value.hint
+    assert "CONTEXT.md" in caught.value.hint
     assert engine.calls == []
     assert len(play(engine, context=length + 20, count=1)) == 2
 
