@@ -27,7 +27,7 @@ from harness.envs.registry import load_environment
 from harness.evaluation.heldout import Recorder, Suite, load_suites, run_prompts, run_suite
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import WEIGHTS
-from harness.inference.models import LoadedModel, load_model, pick_device, pick_dtype
+from harness.inference.models import LoadedModel, load_model, pick_device, pick_dtype, set_threads
 from harness.ledger import Ledger, NewEvent, RunState, State, is_alive, this_process
 from harness.program import Program, read_context
 from harness.program.documents import Context
@@ -101,8 +101,8 @@ def _start(program: Program, plan: Launch, resume: bool, on_progress: Report) ->
     _check_start(ledger.state().runs[plan.run], resume, bool(checkpoints))
     if resume and checkpoints:
         _restore_threads(folder, checkpoints[-1], plan.config)
-    elif plan.config.backend.threads:
-        torch.set_num_threads(plan.config.backend.threads)
+    else:
+        set_threads(plan.config.backend.threads)
     if not (resume and checkpoints):
         _set_old_metrics_aside(folder, len(ledger.state().runs[plan.run].attempts) + 1)
         clear_run(folder)

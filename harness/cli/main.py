@@ -170,8 +170,8 @@ def _unexpected(error: Exception) -> int:
         return output.write_error(MissingExtraError(extra, str(error.name).partition(".")[0]))
     if is_out_of_memory(error):
         return output.write_error(InfraError("out of memory", "`harness launch RUN --estimate` shows what a run needs"))
-    machine = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
-    if isinstance(error, OSError) and error.errno in machine:
+    machine = "ENOSPC EDQUOT EFBIG EROFS EACCES EPERM EIO EMFILE ENFILE EISDIR ENOTDIR ENAMETOOLONG ELOOP ESTALE ENXIO"
+    if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in machine.split():
         place = f" {error.filename}" if error.filename else ""
         return output.write_error(InfraError(f"{error.strerror}{place}", disk_hint(error)))
     return _bug(error)

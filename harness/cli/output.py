@@ -161,13 +161,18 @@ def write_error(error: HarnessError) -> int:
     """Show an expected failure (one message, one hint) and return its exit code."""
     code = int(error.exit_code)
     if settings.json:
-        envelope = {"kind": error.code, "message": error.message, "hint": error.hint, "exit_code": code}
+        envelope = {"kind": error.code, "message": _short(error.message), "hint": _short(error.hint), "exit_code": code}
         write_json({"error": envelope})
     else:
-        narrate((Styled("error:", "bad"), " ", error.message))
+        narrate((Styled("error:", "bad"), " ", _short(error.message)))
         if error.hint:
-            narrate(("  ", Styled("hint:", "strong"), " ", error.hint))
+            narrate(("  ", Styled("hint:", "strong"), " ", _short(error.hint)))
     return code
+
+
+def _short(text: str) -> str:
+    """Cut a message that quotes something huge; its beginning says what happened."""
+    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text) - 2000} characters omitted)"
 
 
 def _text_of(cell: Cell) -> Part:

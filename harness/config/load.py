@@ -235,7 +235,7 @@ def set_key(config: RunConfig, assignment: str) -> RunConfig:
 def _toml_value(raw: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {raw}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or more digits or levels than it is read with
         return raw
     return parsed["value"] if set(parsed) == {"value"} else raw
 

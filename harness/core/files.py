@@ -55,6 +55,8 @@ def disk_hint(error: OSError) -> str:
         return "free some disk space (outputs/ holds the large files) and run the same command again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "check the owner and the mode of the file and its folder"
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+        return "look at what stands at that path; `git status` shows what a program's files should be"
     return "`harness doctor` checks the disk"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,15 +251,12 @@ def evaluate(program: Program, subject: str, step: int | None, on_progress: Prog
     suites = load_suites(context)
     if subject.startswith("run-"):
         return _evaluate_run(program, subject, step, context, suites, on_progress)
+    if subject != "base" and not os.path.isfile(Path(subject) / WEIGHTS):
+        raise NotFoundError(
+            f"{subject[:200]} is no run, not `base`, and no folder with {WEIGHTS}", "`harness list` shows the runs"
+        )
     loaded = load_model(ModelSection(name=context.model.name, revision=context.model.revision))
-    model = None
-    if subject != "base":
-        folder = Path(subject)
-        if not (folder / WEIGHTS).is_file():
-            raise NotFoundError(
-                f"{subject} is no run, not `base`, and no folder with {WEIGHTS}", "`harness list` shows the runs"
-            )
-        model = load_adapter(loaded.model, folder)
+    model = None if subject == "base" else load_adapter(loaded.model, Path(subject))
     engine = TransformersEngine(loaded, model)
     rows = []
     for suite in suites:
@@ -284,7 +282,8 @@ def _evaluate_run(
     if state.runs[run].status == "running":
         raise RefusedError(f"{run} is still running and evaluates itself", f"`harness wait {run}`")
     adapters = program.run_dir(run) / "adapters"
-    steps = sorted(int(p.parent.name.removeprefix("step_")) for p in adapters.glob(f"step_*/{WEIGHTS}"))
+    names = [path.parent.name.removeprefix("step_") for path in adapters.glob(f"step_*/{WEIGHTS}")]
+    steps = sorted(int(name) for name in names if name.isdecimal())
     chosen = step if step is not None else (steps[-1] if steps else None)
     if chosen is None or (chosen and chosen not in steps):
         have = f"there are adapters of steps {', '.join(map(str, steps))}" if steps else "it has none here"

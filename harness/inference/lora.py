@@ -87,8 +87,9 @@ def read_adapter(folder: Path) -> tuple[LoraSection, dict[str, torch.Tensor]]:
         settings = json.loads((folder / SETTINGS).read_text())
         state = load_file(folder / WEIGHTS)
         section = LoraSection(rank=settings["r"], alpha=settings["lora_alpha"], dropout=settings["lora_dropout"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InfraError(f"the adapter in {folder} is missing or corrupt: {error}", hint) from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        what = " ".join(str(error).split())[:300]  # pydantic writes several lines
+        raise InfraError(f"the adapter in {folder} is missing or corrupt: {what}", hint) from error
     bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
     if bad or not state:
         raise InfraError(f"the adapter in {folder} holds non-finite numbers in {bad[:1]}", hint)

@@ -80,8 +80,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     """
     if name in EMBEDDED:
         return _embedded_folder(name, EMBEDDED[name])
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):  # unlike Path.is_dir, false for a name too long to be one
         return _check_folder(folder)
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         return _hub_folder(name, revision)
@@ -205,6 +205,21 @@ def pick_device(device: str) -> torch.device:
     if not available[device]:
         raise ConfigError(f"model.device is {device!r}, but this machine has none", "use model.device = 'auto'")
     return torch.device(device)
+
+
+def set_threads(threads: int) -> None:
+    """Compute with so many processor threads; 0 takes what torch takes by itself.
+
+    Raises:
+        ConfigError: when they are more than the cores here; far too many end the process without a word.
+    """
+    cores = os.cpu_count() or 1
+    if threads > cores:
+        raise ConfigError(
+            f"backend.threads is {threads}, but this machine has {cores} cores", "use backend.threads = 0 for all"
+        )
+    if threads:
+        torch.set_num_threads(threads)
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +198,7 @@ def _sha(path: Path) -> str:
 
 
 def _locate(run: str, name: str, what: str, root: Path) -> tuple[Path | None, list[Finding]]:
-    path = (root / name).resolve()
+    path = Path(os.path.realpath(root / name))
     if not path.is_relative_to(root):
         return None, [
             Finding("bad_path", "error", f"{run} names {name[:200]!r}, which is outside the program", run=run)

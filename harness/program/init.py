@@ -64,10 +64,15 @@ def init_program(
         UsageError: when the path is a file, or the model name is blank.
         InfraError: when the folder cannot be written.
     """
-    root = Path(os.path.abspath(path.expanduser()))
+    root = Path(os.path.abspath(os.path.expanduser(path)))
+    try:
+        present = [name for name in _OWN if (root / name).exists()]
+    except OSError as error:  # a name too long for the file system
+        raise UsageError(
+            f"{root} cannot be a folder: {error.strerror}", "name another, as in `harness init my-program`"
+        ) from None
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root} is a file", "name a folder, as in `harness init my-program`")
-    present = [name for name in _OWN if (root / name).exists()]
     if present:
         raise RefusedError(
             f"{root} already holds {', '.join(present)}", "run `harness status` there, or name an empty folder"

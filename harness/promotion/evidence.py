@@ -5,6 +5,7 @@ Nothing an event says about a result is believed; it only says which bytes the r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from math import isclose, isnan
 from pathlib import Path
@@ -131,7 +132,7 @@ def _read_checked(program: Program, data: Mapping[str, Any]) -> tuple[ItemRecord
             does not give the recorded counts and mean.
     """
     name = str(data["file"])
-    path = (program.root / name).resolve()
+    path = Path(os.path.realpath(program.root / name))
     if not path.is_relative_to(Path(program.analysis).resolve()):
         raise CannotTellError(f"{name} lies outside analysis/", AGAIN)
     try:

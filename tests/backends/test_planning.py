@@ -328,6 +328,12 @@ def test_a_full_disk_leaves_no_config_behind(program, first, monkeypatch):
     assert make(program, sets=["lora.alpha=64"]) == "run-002"
 
 
+def test_a_text_the_ledger_cannot_hold_leaves_no_config_behind(program, first):
+    with pytest.raises(UsageError):
+        make(program, sets=["lora.alpha=64"], key="\udcff")
+    assert not program.config_path("run-002").exists()
+
+
 def _new_run(root, number, barrier, results):
     program = Program(root)
     plan = plan_run(program, hypothesis=f"h{number}", sets=[f"optimizer.learning_rate={(number + 2) * 1e-5}"])

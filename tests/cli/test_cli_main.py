@@ -74,6 +74,8 @@ def test_a_bug_inside_a_program_is_reported_under_outputs(cli, monkeypatch, prog
     [
         (OSError(errno.ENOSPC, "No space left on device"), 71, "free some disk space"),
         (PermissionError(errno.EACCES, "Permission denied", "runs.jsonl"), 71, "runs.jsonl"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "GOAL.md"), 71, "look at what stands at that path"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 71, "characters omitted"),
         (MemoryError(), 71, "out of memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), 71, "out of memory"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "post-training-harness[train]"),
@@ -105,6 +107,9 @@ def test_interrupted_launch_says_how_to_go_on(cli, monkeypatch):
         (["list", "--jsn"], ["no such option: --jsn", "'--json'"]),
         (["list", "--limit", "many"], ["'many' is not a whole number"]),
         (["list", "--limit", "0"], ["below 1"]),
+        (["list", "--limit", "9" * 30], ["does not fit into 64 bits"]),
+        (["wait", "run-001", "--timeout", "nan"], ["nan is below 0"]),
+        (["note", "run-001", "\udcff"], ["not UTF-8 text"]),
         (["list", "--status", "complete"], ["no status 'complete'", "'completed'"]),
         (["show"], ["missing argument", "RUN"]),
         (["show", "run-001", "extra"], ["unexpected extra argument"]),

@@ -204,3 +204,33 @@ def test_any_config_survives_the_file(hypothesis, alpha, seed, argument):
     for like in (None, BASE):
         back = parse_config(render_config(config, like), "back")
         assert resolved(back) == resolved(config)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("9" * 5000, "too many digits"),
+        (str(2**63), "is an integer beyond 64 bits"),
+        ("[" * 100 + "]" * 100, "levels deep"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_values_beyond_every_limit_are_named(value, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(f'hypothesis = "x"\n[[env]]\nid = "a"\nargs.big = {value}\n', "rl.toml")
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000, "{a=" * 500 + "1" + "}" * 500, "\udcff"])
+def test_a_set_value_beyond_every_limit_is_refused(base, value):
+    with pytest.raises(ConfigError):
+        set_key(base, f"lora.alpha={value}")
+
+
+def test_a_wrong_value_gets_the_meaning_of_its_key(base):
+    with pytest.raises(ConfigError) as caught:
+        set_key(base, "lora.rank=0")
+    assert caught.value.hint == "rank r of every adapter; the default is 16"
+    with pytest.raises(ConfigError) as caught:
+        set_key(base, "lora=3")
+    assert "rank" in caught.value.hint

@@ -15,7 +15,15 @@ torch = pytest.importorskip("torch")
 from harness.config.schema import ModelSection  # noqa: E402
 from harness.core.errors import ConfigError, InfraError, NotFoundError  # noqa: E402
 from harness.inference import models  # noqa: E402
-from harness.inference.models import Embedded, eos_ids_of, load_model, pick_device, pick_dtype, resolve_model  # noqa: E402
+from harness.inference.models import (  # noqa: E402
+    Embedded,
+    eos_ids_of,
+    load_model,
+    pick_device,
+    pick_dtype,
+    resolve_model,
+    set_threads,
+)
 from tests.torch_support import tiny_llama  # noqa: E402
 
 
@@ -218,3 +226,17 @@ def test_the_embedded_model_converts_as_recorded(monkeypatch):
     assert loaded.tokenizer.decode(best).strip() == "Paris"
     assert loaded.tokenizer.chat_template
     assert loaded.tokenizer.convert_tokens_to_ids("<|im_end|>") in loaded.eos_ids
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/model", "x" * 5000])
+def test_a_name_that_is_no_path_is_not_found(name):
+    with pytest.raises(NotFoundError):
+        resolve_model(name)
+
+
+def test_more_threads_than_cores_are_refused():
+    before = torch.get_num_threads()
+    with pytest.raises(ConfigError, match=r"backend\.threads"):
+        set_threads(100_000)
+    set_threads(0)
+    assert torch.get_num_threads() == before

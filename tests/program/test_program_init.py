@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -129,3 +130,13 @@ def test_a_model_name_cannot_close_the_block(tmp_path):
         return
     _, context, _ = check_documents(Program(tmp_path / "prog"))
     assert context.model.name == name
+
+
+@pytest.mark.parametrize("name", ["y" * 300, "~no-such-user/x"])
+def test_a_name_no_folder_can_have(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    if name.startswith("~"):  # nobody's home is a name like any other
+        assert init_program(Path(name), git=False).root == tmp_path / name
+        return
+    with pytest.raises(UsageError, match="cannot be a folder"):
+        init_program(Path(name), git=False)
