@@ -54,10 +54,40 @@ def write_place(at: str) -> tuple[Any, str]:
     }[at]
 
 
-def signal_in_step(name, call):
-    from harness.training import loop
+def signal_place(at):
+    """Return where a signal comes: module or class, function, and whether after the call instead of before it."""
+    from harness.backends import local
+    from harness.ledger.store import Ledger
+    from harness.rollouts import collect
+    from harness.training import checkpoints, loop
 
-    nth_call(loop, "update_policy", call, lambda: os.kill(os.getpid(), getattr(signal, name)))
+    return {
+        "step": (loop, "update_policy", False),
+        "load": (local, "load_model", True),
+        "eval": (collect, "score_episode", False),
+        "checkpoint": (checkpoints, "save_file", True),  # the tensors are there, the manifest is not
+        "started": (Ledger, "append_locked", True),
+        "event": (Ledger, "append", False),
+    }[at]
+
+
+def send_signal(name, call, at="step"):
+    module, function, late = signal_place(at)
+
+    def send():
+        os.kill(os.getpid(), getattr(signal, name))
+
+    nth_call(module, function, call, lambda: send if late else send())
+
+
+def raise_error(message, call, at="step"):
+    """Let foreign code fail with an exception that nobody expects."""
+    module, function, _ = signal_place(at)
+
+    def fail():
+        raise RuntimeError(message)
+
+    nth_call(module, function, call, fail)
 
 
 def pause_in_step(call, folder):
@@ -126,7 +156,8 @@ def set_threads(count):
 
 
 FAULTS: dict[str, Callable[..., Callable[[], object] | None]] = {
-    "signal": signal_in_step,
+    "signal": send_signal,
+    "raise": raise_error,
     "pause": pause_in_step,
     "limit": limit_file_size,
     "fill": fill_disk,
@@ -145,7 +176,7 @@ def run_child(request):
         os.chdir(request["cwd"])
         os.environ.update(request["env"])
         ends = [FAULTS[fault.pop("kind")](**fault) for fault in request["faults"]]
-        sys.argv = ["harness", *request["argv"]]
+        sys.argv = [request.get("argv0", "harness"), *request["argv"]]
         code = main()
         for end in filter(None, ends):
             end()

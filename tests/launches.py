@@ -16,6 +16,7 @@ import pytest
 from harness.core.canonical import strict_loads
 from harness.core.errors import NotFoundError
 from harness.ledger import Ledger
+from harness.ledger.superseded import is_superseded
 from harness.ledger.verify import verify
 from harness.program import Program, init_program
 
@@ -99,12 +100,13 @@ class LaunchServer:
         assert answer, "the launch server died"
         return json.loads(answer)
 
-    def start(self, root, *argv, faults=(), env=None):
+    def start(self, root, *argv, faults=(), env=None, argv0="harness"):
         self.count += 1
         out, err = (self.folder / f"{self.count}.{kind}" for kind in ("out", "err"))
         request = {
             "do": "start",
             "argv": [str(part) for part in argv],
+            "argv0": argv0,
             "cwd": str(root),
             "env": {"HARNESS_PROGRAM": str(root)} | (env or {}),
             "out": str(out),
@@ -222,12 +224,13 @@ def merged_metrics(path):
 def evidence(program, run=RUN):
     """Return everything a resumed run must have in common with an uninterrupted one."""
     outputs = program.run_dir(run)
-    evals = Ledger(program.ledger).state().runs[run].evals
+    found = Ledger(program.ledger).state().runs[run]
+    evals = [data for data in found.evals if not is_superseded(data, found.attempts)]
     return {
         "adapters": files(outputs / "adapters"),
         "rollouts": files(outputs / "rollouts"),
         "full evals": files(outputs / "evals"),
-        "compact evals": files(program.analysis_dir(run)),
+        "compact evals": {k: v for k, v in files(program.analysis_dir(run)).items() if "superseded" not in k},
         "metrics": merged_metrics(outputs / "metrics.jsonl"),
         "evaluated": [{key: value for key, value in data.items() if key != "attempt"} for data in evals],
     }

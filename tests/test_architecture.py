@@ -23,6 +23,7 @@ LAYERS = (
     {"backends"},
     {"promotion"},
     {"reports"},
+    {"imports"},
     {"cli"},
 )
 TIER_0 = {"core", "config", "ledger", "program", "cli"}

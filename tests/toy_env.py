@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -25,7 +26,8 @@ class ToyArgs(BaseModel):
 def toy_task(index, split):
     label = LABELS[index % len(LABELS)]
     name = f"{split}-{index:02d}"
-    return Task(name, "toy", split, {"word": f"word {name}"}, label, label, f"cluster-{name}")
+    word = os.environ.get("TOY_PROMPT", "word")  # what a tool might let into a prompt
+    return Task(name, "toy", split, {"word": f"{word} {name}"}, label, label, f"cluster-{name}")
 
 
 def early_share(text):

@@ -11,6 +11,7 @@ from harness.backends.rules import (
     check_declared,
     check_frozen,
     check_no_change,
+    check_no_secrets,
     check_one_change,
     check_search_space,
     find_duplicate,
@@ -22,6 +23,7 @@ from harness.core.errors import NotFoundError, RefusedError
 from harness.ledger import Ledger, RunState, State
 from harness.program import Plan, Program, check_documents, protocol_hashes
 from harness.program.amend import check_amended
+from harness.program.prompts import run_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ def prepare_launch(program: Program, run: str, *, state: State | None = None) ->
         )
     config = load_config(program.config_path(run))
     _check_identity(record, config)
+    check_no_secrets(config, run_prompts(program, config))
     check_amended(program, known)
     _, context, plan = check_documents(program)
     basis = basis_of(program, config, context)

@@ -6,35 +6,42 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness.backends.aside import set_aside
 from harness.backends.capture import capture_environment
 from harness.backends.launch import Launch, prepare_launch
 from harness.config.load import learning_sha, resolved
 from harness.config.schema import RunConfig
-from harness.core.canonical import decode_number, sha256_file, strict_loads
-from harness.core.errors import ConfigError, HarnessError, InfraError, RefusedError, StoppedError, is_out_of_memory
+from harness.core.canonical import sha256_file
+from harness.core.errors import ConfigError, HarnessError, InfraError, RefusedError, StoppedError
+from harness.core.failures import rule_for
 from harness.core.files import atomic_write, file_lock
 from harness.core.paths import cache_dir
-from harness.core.types import FailureClass, Outcome
+from harness.core.redact import redact
+from harness.core.signals import held_signals
+from harness.core.types import Outcome
 from harness.envs.base import check_tasks_disjoint
 from harness.envs.registry import load_environment
-from harness.evaluation.heldout import Recorder, Suite, load_suites, run_prompts, run_suite
+from harness.evaluation.heldout import Recorder, Suite, load_suites, run_suite
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import WEIGHTS
 from harness.inference.models import LoadedModel, load_model, pick_device, pick_dtype, set_threads
-from harness.ledger import Ledger, NewEvent, RunState, State, is_alive, this_process
+from harness.ledger import Ledger, NewEvent, RunState, State, this_process
+from harness.ledger.life import liveness
+from harness.ledger.recover import check_known, close, closing_data
+from harness.ledger.superseded import current_rows, read_rows
 from harness.program import Program, read_context
 from harness.program.documents import Context
-from harness.program.prompts import prompt_sha
+from harness.program.prompts import prompt_sha, run_prompts
 from harness.rollouts.collect import Sampling
 from harness.training.checkpoints import Numerics, checkpoint_steps, read_manifest
-from harness.training.loop import Trainer, TrainingEnv, clear_run
+from harness.training.loop import Trainer, TrainingEnv
 from harness.training.tasks import TaskStream
 
 Report = Callable[[dict[str, Any]], None]
@@ -48,6 +55,8 @@ class Attempt:
     Args:
         number: from 1, unique in the run.
         resumed_from: step of the checkpoint it starts from; None for a start at step 0.
+        trainer: once everything is loaded; knows how far the attempt came, however it ends.
+        tokens_before: tokens that the attempts before it had sampled up to that checkpoint.
     """
 
     program: Program
@@ -58,6 +67,8 @@ class Attempt:
     resumed_from: int | None
     report: Report
     began: float = field(default_factory=time.monotonic)
+    trainer: Trainer | None = None
+    tokens_before: int = 0
 
     @property
     def folder(self) -> Path:
@@ -87,43 +98,63 @@ def launch(program: Program, run: str, *, resume: bool, wait: bool = False, on_p
     device = pick_device(plan.config.model.device)
     lock = cache_dir() / "locks" / f"{device.type}.lock"
     with file_lock(lock, wait_s=WAIT_FOREVER_S if wait else 0, what=f"the device {device.type}:"):
-        attempt = _start(program, plan, resume, on_progress)
-        with _recorded(attempt) as result:
-            result.update(_train(attempt))
+        ledger, facts, resumed_from = _prepare(program, plan, resume)
+        # A signal between `started` and the block that records how the attempt ends would leave it open for ever.
+        with held_signals() as let_signals_through:
+            attempt = _start(program, plan, ledger, facts, resumed_from, on_progress)
+            with _recorded(attempt) as result:
+                let_signals_through()
+                result.update(_train(attempt))
     return Outcome(result["outcome"])
 
 
-def _start(program: Program, plan: Launch, resume: bool, on_progress: Report) -> Attempt:
-    """Append `started` under the ledger's lock, after closing an attempt whose process died."""
+def _prepare(program: Program, plan: Launch, resume: bool) -> tuple[Ledger, dict[str, Any], int | None]:
+    """Check that an attempt may start, make the run's folder ready for it, and describe this process.
+
+    Returns:
+        The ledger, the captured environment, and the step to resume from; None to start at step 0.
+    """
     folder = program.run_dir(plan.run)
     ledger = Ledger(program.ledger)
+    record = ledger.state().runs[plan.run]
     checkpoints = checkpoint_steps(folder / "checkpoints")
-    _check_start(ledger.state().runs[plan.run], resume, bool(checkpoints))
-    if resume and checkpoints:
-        _restore_threads(folder, checkpoints[-1], plan.config)
+    _check_start(record, resume, bool(checkpoints))
+    resumed_from = checkpoints[-1] if resume and checkpoints else None
+    if resumed_from is not None:
+        _restore_threads(folder, resumed_from, plan.config)
     else:
         set_threads(plan.config.backend.threads)
-    if not (resume and checkpoints):
-        _set_old_metrics_aside(folder, len(ledger.state().runs[plan.run].attempts) + 1)
-        clear_run(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if record.attempts:
+        close(ledger, [plan.run], program.run_dir)  # an attempt that died, while its traces are where it left them
+        set_aside(folder, int(record.attempts[-1]["attempt"]), resumed_from)
     facts = capture_environment(program.root, folder, _numerics(plan.config))
     atomic_write(folder / "config.json", json.dumps(resolved(plan.config), indent=2, sort_keys=True) + "\n")
-    resumed_from = checkpoints[-1] if resume and checkpoints else None
+    return ledger, facts, resumed_from
+
+
+def _start(
+    program: Program,
+    plan: Launch,
+    ledger: Ledger,
+    facts: Mapping[str, Any],
+    resumed_from: int | None,
+    on_progress: Report,
+) -> Attempt:
+    """Append `started` under the ledger's lock, after closing an attempt whose process died."""
+    context, folder = read_context(program), program.run_dir(plan.run)
 
     def build(state: State) -> list[NewEvent]:
         record = state.runs[plan.run]
         number = max((int(a["attempt"]) for a in record.attempts), default=0) + 1
         data = {"attempt": number, **this_process(), "resumed_from": resumed_from, "environment": facts}
-        closing = [_closing(a) for a in record.attempts[-1:] if a["outcome"] is None]
-        news = [*closing, data | plan.event_data()]
-        kinds = ["finished"] * len(closing) + ["started"]
-        return [NewEvent(plan.run, kind, item) for kind, item in zip(kinds, news, strict=True)]
+        closing = closing_data(record, folder)
+        dead = [] if closing is None else [NewEvent(plan.run, "finished", closing)]
+        return [*dead, NewEvent(plan.run, "started", data | plan.event_data())]
 
-    events = ledger.append_locked(build)
-    number = int(events[-1].data["attempt"])
+    number = int(ledger.append_locked(build)[-1].data["attempt"])
     log = folder / "logs" / f"attempt_{number}.log"
-    return Attempt(program, ledger, plan, read_context(program), number, resumed_from, _logged(log, on_progress))
+    return Attempt(program, ledger, plan, context, number, resumed_from, _logged(log, on_progress))
 
 
 def _numerics(config: RunConfig) -> dict[str, Any]:
@@ -136,8 +167,10 @@ def _check_start(record: RunState, resume: bool, checkpoint: bool) -> None:
     last = record.attempts[-1] if record.attempts else None
     if last is None:
         return
-    if last["outcome"] is None and is_alive(last):
+    seen = liveness(record)
+    if seen is not None and seen.alive:
         raise RefusedError(f"{record.run} is running (pid {last['pid']})", f"`harness wait {record.run}`")
+    check_known(record)
     if record.decision == "rerun" and record.decisions[-1]["at"] > last["at"]:
         return
     if last["outcome"] == Outcome.COMPLETED:
@@ -150,16 +183,6 @@ def _check_start(record: RunState, resume: bool, checkpoint: bool) -> None:
             f"{record.run} has an unfinished attempt with checkpoints",
             f"`harness launch {record.run} --resume` continues",
         )
-
-
-def _closing(dead: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "attempt": dead["attempt"],
-        "outcome": str(Outcome.INTERRUPTED),
-        "failure": str(FailureClass.INFRA),
-        "reason": "the process died without a word; found at the next launch",
-        "step": None,
-    }
 
 
 def _restore_threads(folder: Path, step: int, config: RunConfig) -> None:
@@ -178,17 +201,12 @@ def _restore_threads(folder: Path, step: int, config: RunConfig) -> None:
     torch.set_num_threads(threads)
 
 
-def _set_old_metrics_aside(folder: Path, attempt: int) -> None:
-    metrics = folder / "metrics.jsonl"
-    if metrics.is_file():
-        metrics.rename(folder / f"metrics.before_{attempt}.jsonl")
-
-
 def _logged(path: Path, report: Report) -> Report:
-    """Return a report that also appends a line to the attempt's log."""
+    """Return a report that also appends a line to the attempt's log; texts in it hold no secrets."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def both(update: dict[str, Any]) -> None:
+        update = {key: redact(value) if isinstance(value, str) else value for key, value in update.items()}
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         pairs = " ".join(f"{k}={v:.5g}" if isinstance(v, float) else f"{k}={v}" for k, v in update.items())
         with path.open("a", encoding="utf-8") as file:
@@ -202,66 +220,53 @@ def _logged(path: Path, report: Report) -> Report:
 def _recorded(attempt: Attempt) -> Iterator[dict[str, Any]]:
     """Yield the result to fill in; whatever ends the block is appended as `finished`."""
     result: dict[str, Any] = {"outcome": str(Outcome.COMPLETED), "failure": None, "reason": None}
-    try:
-        yield result
-    except StoppedError as error:
-        result |= {"outcome": str(Outcome.STOPPED), "reason": f"{error.message}. {error.hint}"}
-        _finish(attempt, result)
-        return
-    except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        outcome = Outcome.INTERRUPTED if interrupted else Outcome.FAILED
-        result |= {"outcome": str(outcome), "failure": failure_of(error), "reason": describe(error)}
-        _finish(attempt, result)
-        raise
-    _finish(attempt, result)
-
-
-def failure_of(error: BaseException) -> str | None:
-    """Return the failure class of what ended an attempt; None for a bug or a wrong config.
-
-    The machine's failures are OSError (InfraError is one), memory errors, and torch's out-of-memory.
-    """
-    return str(FailureClass.INFRA) if isinstance(error, OSError) or is_out_of_memory(error) else None
+    with ExitStack() as stack:
+        try:
+            try:
+                yield result
+            finally:  # inside the outer `try`: a signal that comes before they are held is recorded like any other
+                stack.enter_context(held_signals())
+        except BaseException as error:
+            rule = rule_for(error)
+            result |= {"outcome": str(rule.outcome), "failure": rule.failure and str(rule.failure)}
+            result["reason"] = describe(error)
+            _finish(attempt, result)
+            if not isinstance(error, StoppedError):
+                raise
+        else:
+            _finish(attempt, result)
 
 
 def describe(error: BaseException) -> str:
-    """Return one line about an exception, without its values where they may be secret."""
+    """Return one line about an exception, without secrets."""
+    if isinstance(error, StoppedError):
+        return redact(f"{error.message}. {error.hint}")
     if isinstance(error, HarnessError):
-        return error.message[:500]
+        return redact(error.message)[:500]
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return "stopped by a signal"
-    return f"{type(error).__name__}: {str(error)[:300]}"
+    return f"{type(error).__name__}: {redact(str(error))[:300]}"
 
 
 def _finish(attempt: Attempt, result: Mapping[str, Any]) -> None:
-    rows = list(_rows(attempt.folder / "metrics.jsonl"))
-    merged = {row["step"]: row for row in rows}
-    steps = sorted(merged)
-    last = [merged[step]["train/zero_spread_share"] for step in steps[-5:] if "train/zero_spread_share" in merged[step]]
-    metrics = attempt.folder / "metrics.jsonl"
+    """Append `finished`; signals are held, so that an attempt that ended is never left open."""
+    metrics, trainer = attempt.folder / "metrics.jsonl", attempt.trainer
+    merged = {row["step"]: row for row in current_rows(read_rows(metrics))}
+    last = [row[key] for _, row in sorted(merged.items())[-5:] if (key := "train/zero_spread_share") in row]
     data = {
         "attempt": attempt.number,
-        "step": result.get("step", steps[-1] if steps else 0),
+        # From this attempt alone: the file may hold rows that an earlier one left further on.
+        "step": trainer.progress.step if trainer else attempt.resumed_from or 0,
         "wall_s": round(time.monotonic() - attempt.began, 3),
-        "tokens": result.get("tokens"),
+        "tokens": trainer.progress.tokens if trainer else None,
+        "sampled_tokens": trainer.progress.tokens - attempt.tokens_before if trainer else 0,
         "metrics_sha": sha256_file(metrics) if metrics.is_file() else None,
         "adapter_sha": result.get("adapter_sha"),
         "summary": {"zero_spread_last5": sum(last) / len(last) if last else None},
     }
-    attempt.ledger.append(attempt.plan.run, "finished", data | {k: result[k] for k in ("outcome", "failure", "reason")})
+    data |= {key: result[key] for key in ("outcome", "failure", "reason")}
+    attempt.ledger.append(attempt.plan.run, "finished", data)
     attempt.report({"phase": "finished", "message": f"{result['outcome']} {result['reason'] or ''}".strip()})
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.is_file():
-        return
-    for line in path.read_bytes().splitlines():
-        try:
-            row = strict_loads(line)
-        except ValueError:  # a line torn by a kill; the resumed attempt wrote the step again
-            continue
-        yield {key: decode_number(value) if isinstance(value, dict) else value for key, value in row.items()}
 
 
 def _train(attempt: Attempt) -> dict[str, Any]:
@@ -290,9 +295,10 @@ def _train(attempt: Attempt) -> dict[str, Any]:
     )
     if attempt.resumed_from is not None:
         trainer.resume()
+    attempt.trainer, attempt.tokens_before = trainer, trainer.progress.tokens
     progress = trainer.run()
     adapter = attempt.folder / "adapters" / f"step_{progress.step}" / WEIGHTS
-    return {"step": progress.step, "tokens": progress.tokens, "adapter_sha": sha256_file(adapter)}
+    return {"adapter_sha": sha256_file(adapter)}
 
 
 def _training_env(section: Any, config: RunConfig, prompts: Mapping[str, dict[str, str] | None]) -> TrainingEnv:
@@ -348,7 +354,9 @@ def _evaluate(
         if subject == "base" and sha != shipped:
             variants.append(("shipped", None, shipped))
         for prompt, texts, digest in variants:
-            if recorder.has(suite, subject, step, prompt, adapter_sha):
+            if recorder.has(
+                suite, subject, step, prompt, adapter_sha
+            ):  # of this attempt, or from before its checkpoint
                 continue
             items = run_suite(suite, engine, loaded, context, texts, report)
             data = recorder.record(suite, items, subject, step, prompt, digest, adapter_sha)

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.basis import BasisReader, stored_basis
-from harness.backends.rules import check_frozen, check_no_change, check_one_change, check_search_space, find_duplicate
+from harness.backends.rules import (
+    check_frozen,
+    check_no_change,
+    check_no_secrets,
+    check_one_change,
+    check_search_space,
+    find_duplicate,
+)
 from harness.config.changes import Basis, Change, ChangeSet, change_set, diff, is_nuisance
 from harness.config.load import config_from, config_sha, load_config, render_config, set_key
 from harness.config.schema import EnvSampling, EnvSection, ModelSection, RunConfig
@@ -20,8 +27,10 @@ from harness.core.files import atomic_write
 from harness.core.ids import check_name, run_id, run_number
 from harness.core.names import did_you_mean
 from harness.ledger import Actor, Ledger, NewEvent, RunState, State
+from harness.ledger.ideas import same_idea
 from harness.program import Context, Plan, Program, check_documents, protocol_hashes
 from harness.program.amend import check_amended
+from harness.program.prompts import run_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class RunPlan:
         basis: what it stands on.
         protocol: hashes of GOAL, CONTEXT and PLAN.
         warnings: what the user should know, such as a parent that has not finished.
+        reader: what read the basis; a second decision need not read everything again.
+        idea: id of the idea left by `harness next` that the run takes up; None when its words are new.
     """
 
     request: Request
@@ -73,6 +84,7 @@ class RunPlan:
     protocol: dict[str, str]
     warnings: tuple[str, ...]
     reader: BasisReader
+    idea: str | None = None
 
 
 def plan_run(
@@ -125,7 +137,8 @@ def create_run(program: Program, plan: RunPlan, actor: Actor | None = None, *, l
         path = program.config_path(fresh.run)
         _set_orphan_aside(program, path, fresh.text)
         atomic_write(path, fresh.text)
-        return [NewEvent(fresh.run, "created", created_data(program, fresh), actor=actor)]
+        data = created_data(program, fresh) | {"links": _links(state, fresh.config)}
+        return [NewEvent(fresh.run, "created", data, actor=actor)]
 
     try:
         book.append_locked(build)
@@ -154,7 +167,23 @@ def created_data(program: Program, plan: RunPlan) -> dict[str, Any]:
         "protocol": plan.protocol,
         "key": plan.request.key,
         "outside_plan": plan.request.outside_plan,
+        "idea": plan.idea,
     }
+
+
+def _links(state: State, config: RunConfig) -> dict[str, str]:
+    """Return the hashes that identify the runs a config names, also when one of them gets another number.
+
+    Raises:
+        RefusedError: when two branches took the number of one, so that nobody knows which is meant.
+    """
+    named = [name for name in (config.parent, config.replicate_of) if name in state.runs]
+    for name in named:
+        if name in state.collisions:
+            raise RefusedError(
+                f"{name} was created on two branches, and both of its runs are here", f"harness ledger renumber {name}"
+            )
+    return {name: state.runs[name].root for name in named}
 
 
 def _check_request(request: Request) -> None:
@@ -182,6 +211,7 @@ def _decide(program: Program, state: State, request: Request, reader: BasisReade
     config = _configure(program, state, request, parent, context)
     if not config.env:
         raise ConfigError("the run trains on no environment", "--set env.drugprot.id=drugprot adds one")
+    check_no_secrets(config, run_prompts(program, config))
     basis = reader.read(config, context)
     check_frozen(basis, context)
     old = None if parent is None else stored_basis(parent)
@@ -197,7 +227,11 @@ def _decide(program: Program, state: State, request: Request, reader: BasisReade
     run = run_id(max((run_number(name) for name in state.runs), default=0) + 1)
     text = render_config(config, _parent_text(program, parent))
     protocol = protocol_hashes(program)
-    return RunPlan(request, run, False, config, text, changes, basis, protocol, _warnings(parent), reader)
+    idea = same_idea(state, config.hypothesis)
+    return RunPlan(
+        *(request, run, False, config, text, changes, basis, protocol, _warnings(parent), reader),
+        idea=None if idea is None else str(idea["id"]),
+    )
 
 
 def _made_before(state: State, request: Request) -> RunState | None:

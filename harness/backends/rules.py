@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from harness.config.changes import Basis, Change, ChangeSet, change_set, effective, flatten, is_nuisance, same
+from harness.config.load import resolved
+from harness.config.schema import RunConfig
 from harness.core.errors import RefusedError
+from harness.core.redact import find_secrets
 from harness.program import Context, Plan
 
 
@@ -25,6 +28,29 @@ def check_frozen(basis: Basis, context: Context) -> None:
                     "take the key out of the run, or change CONTEXT.md and record it: "
                     '`harness amend CONTEXT.md --reason "…"`',
                 )
+
+
+def check_no_secrets(config: RunConfig, prompts: Mapping[str, Mapping[str, str] | None]) -> None:
+    """Check that a run writes no secret into files that are committed.
+
+    Args:
+        config: the run's config, with its hypothesis.
+        prompts: per environment the texts its prompt replaces; None for the shipped prompt.
+
+    Raises:
+        RefusedError: naming the place and never the value.
+    """
+    values = {"hypothesis": config.hypothesis, "lever": config.lever or "", **flatten(resolved(config))}
+    texts = {key: " ".join(map(str, value)) for key, value in values.items() if isinstance(value, list | tuple)}
+    texts |= {key: value for key, value in values.items() if isinstance(value, str)}
+    for env, components in prompts.items():
+        texts |= {f"the prompt of {env} ({name})": text for name, text in (components or {}).items()}
+    found = find_secrets(texts)
+    if found:
+        raise RefusedError(
+            f"{found[0]}, which would stand in git for good",
+            "take it out and change that secret; environments read keys from environment variables",
+        )
 
 
 def outside_plan(changes: Iterable[Change], plan: Plan) -> list[str]:

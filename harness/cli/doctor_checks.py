@@ -18,14 +18,10 @@ from typing import NamedTuple
 
 from harness.cli.extras import EXTRAS
 from harness.core.git import git_line
+from harness.core.mounts import file_system, is_network
 from harness.core.paths import cache_dir
 
 GIB = 1024**3
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "fuse.s3fs", "gpfs", "lustre", "beegfs"}
-)
-"""File systems on which O_APPEND or flock is not reliable between hosts."""
-
 _CPU_FLAGS = {
     "avx2": "avx2",
     "avx512f": "avx512",
@@ -196,7 +192,7 @@ def check_disk(folder: Path, what: str, need: int) -> Iterator[Finding]:
 
 
 def check_git(folder: Path, in_program: bool) -> Iterator[Finding]:
-    """Look for git, an identity, and the diff driver that makes the ledger readable."""
+    """Look for git, an identity, and what lets it show and merge the ledger."""
     version = git_line(folder, "--version")
     if version is None:
         yield Finding("git", "fail", "not found", "install git; a program is a git repository")
@@ -213,12 +209,22 @@ def check_git(folder: Path, in_program: bool) -> Iterator[Finding]:
     if git_line(folder, "rev-parse", "--show-toplevel") is None:
         yield Finding("git repository", "warn", f"{folder} is in no repository", "git init")
         return
-    textconv = git_line(folder, "config", "diff.harness-ledger.textconv")
-    if textconv:
-        yield Finding("ledger diff", "ok", f"textconv: {textconv}")
+    yield from _check_drivers(folder)
+
+
+def _check_drivers(folder: Path) -> Iterator[Finding]:
+    """Look for what a clone has to be told once: how git shows and merges the ledger."""
+    from harness.program.gitsetup import INSTALL, on_path, setup_of
+
+    found = setup_of(folder)
+    if found.complete:
+        yield Finding("ledger in git", "ok", "diffs are readable, branches merge by themselves")
     else:
-        advice = "git config diff.harness-ledger.textconv 'harness ledger textconv'"
-        yield Finding("ledger diff", "warn", "git diff shows raw JSON", advice)
+        lacks = [command[2] for command in found.commands] + [f".gitattributes: {line}" for line in found.attributes]
+        yield Finding("ledger in git", "warn", f"not set up: {', '.join(lacks)}", INSTALL)
+    if not on_path():
+        advice = "put the environment's bin folder on PATH before you run git merge, pull or rebase"
+        yield Finding("ledger in git", "warn", "git cannot find `harness`, so it cannot merge the ledger", advice)
 
 
 def check_model_cache() -> Iterator[Finding]:
@@ -234,32 +240,17 @@ def check_model_cache() -> Iterator[Finding]:
         yield Finding("model cache", "ok", f"empty; the embedded model is converted into {cache} at first use")
 
 
-def file_system(folder: Path) -> str | None:
-    """Return the type of the file system a folder lies on, from /proc/mounts; None where there is none."""
-    try:
-        lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    best, kind = -1, None
-    real = Path(os.path.realpath(folder))
-    for line in lines:
-        columns = line.split(" ")
-        if len(columns) < 3:
-            continue
-        mount = Path(columns[1].replace("\\040", " "))
-        if real.is_relative_to(mount) and len(mount.parts) >= best:
-            best, kind = len(mount.parts), columns[2]
-    return kind
-
-
 def check_locks(folder: Path) -> Iterator[Finding]:
     """Try flock in a folder and look whether it lies on a network file system."""
     import fcntl
 
     kind = file_system(folder)
-    if kind in NETWORK_FILE_SYSTEMS:
-        advice = "keep the program on a local disk: appends and locks are not reliable here"
-        yield Finding("file system", "fail", f"{folder} is on {kind}", advice)
+    if kind is not None and is_network(kind):
+        advice = (
+            "move the program to a local disk: two machines that append at once can overwrite each other, and locks "
+            "may hold on one machine only. Until then write from one machine and run `harness ledger verify` often"
+        )
+        yield Finding("file system", "fail", f"{folder} is on {kind}, a network file system", advice)
     elif kind is not None:
         yield Finding("file system", "ok", f"{kind} at {folder}")
     try:

@@ -19,6 +19,8 @@ EXTRAS: dict[str, dict[str, str]] = {
         "sentencepiece": "sentencepiece",
         "huggingface_hub": "huggingface-hub",
     },
+    "query": {"duckdb": "duckdb"},
+    "imports": {"yaml": "pyyaml"},
 }
 """Extra -> module name -> distribution name."""
 

@@ -9,7 +9,7 @@ import typer
 
 from harness.cli.output import Line, Result, Styled, mutation_document, rows_document, table
 from harness.cli.progress import progress, quiet_libraries
-from harness.cli.shared import All, DryRun, RunArg, command, new_app
+from harness.cli.shared import All, DryRun, RunArg, command, complete_runs, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.cli.views import styled
 from harness.core.errors import ExitCode, UsageError
@@ -24,7 +24,12 @@ APPS = {name: new_app() for name in ("eval", "report", "decide", "promote")}
 
 @command(APPS["eval"], "eval", "harness eval run-002 --step 20", "harness eval base", "harness eval path/to/adapter")
 def evaluate(
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="A run id, `base`, or a folder with an adapter.")],
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUBJECT", help="A run id, `base`, or a folder with an adapter.", autocompletion=complete_runs
+        ),
+    ],
     step: Annotated[int | None, typer.Option(help="Step of a run; its last adapter when left out.", min=0)] = None,
 ) -> Result:
     """Evaluate a run, the base model or an adapter on the frozen protocol.
@@ -64,7 +69,12 @@ def eval_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 @command(APPS["report"], "report", "harness report run-002", "harness report --all", "harness report --check")
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run id; may be left out with --all or --check.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run id; may be left out with --all or --check.", autocompletion=complete_runs
+        ),
+    ] = "",
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 when a report is stale.")] = False,
     everything: All = False,
 ) -> Result:

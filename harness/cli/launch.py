@@ -20,6 +20,7 @@ from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.cli.views import DETACHED, change_lines, read_detached, section, styled
 from harness.core.errors import BusyError, ExitCode, UsageError
 from harness.core.numbers import spell_duration
+from harness.ledger.recover import check_known
 
 if TYPE_CHECKING:
     from harness.backends.launch import Launch
@@ -114,6 +115,7 @@ def _plan_lines(detail: dict[str, Any]) -> list[Line]:
 def _refuse_running(here: Program, found: RunState) -> None:
     """Refuse a second launch of the same run while the first one lives."""
     process, alive = live_process(found.attempts, read_detached(here.run_dir(found.run)))
+    check_known(found)
     if process.get("pid") == os.getpid() or not alive:
         return
     raise BusyError(

@@ -94,6 +94,10 @@ def _resume_hint(args: list[str]) -> str:
 def _dispatch(args: list[str]) -> int:
     """Answer the root's own options without typer; import the module of a command only when it is called."""
     first = args[0] if args else "--help"
+    if "_HARNESS_COMPLETE" in os.environ and (text := _completion()) is not None:
+        if text:
+            output.echo(text, multiline=True)
+        return ExitCode.OK
     completing = "_HARNESS_COMPLETE" in os.environ or first in ("--install-completion", "--show-completion")
     if not completing and (first in ("--help", "-h") or args == ["help"]):
         output.echo(root_help(), multiline=True)
@@ -122,6 +126,12 @@ def _dispatch(args: list[str]) -> int:
     if code == ExitCode.INTERRUPTED:  # typer swallows Ctrl-C and returns its code
         raise KeyboardInterrupt
     return int(code or 0)
+
+
+def _completion() -> str | None:
+    from harness.cli.complete import answer
+
+    return answer(os.environ)
 
 
 def _no_command(first: str) -> UsageError:
@@ -178,16 +188,19 @@ def _unexpected(error: Exception) -> int:
 
 
 def _bug(error: Exception) -> int:
-    """Write the traceback to a file and say in one line how to report it."""
+    """Write the traceback to a file, without secrets, and say in one line how to report it."""
     import traceback
 
+    from harness.core.redact import redact
+
+    text = redact("".join(traceback.format_exception(error)))
     if os.environ.get("HARNESS_DEBUG"):
-        output.echo("".join(traceback.format_exception(error)), err=True, multiline=True)
+        output.echo(text, err=True, multiline=True)
     name = type(error).__name__
     report = HarnessError(f"unexpected {name}: {error}", "")
     report.code, report.exit_code = "internal", ExitCode.INTERNAL
     try:
-        path = _crash_file("".join(traceback.format_exception(error)))
+        path = _crash_file(text)
         report.hint = f"this is a bug in harness; please report it with the traceback in {path}"
     except OSError as failure:
         report.hint = f"this is a bug in harness (its traceback could not be written: {failure.strerror}); "

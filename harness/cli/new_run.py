@@ -25,9 +25,13 @@ APPS = {"new-run": app}
     'harness new-run --hypothesis "The defaults train at all"',
     'harness new-run --from run-001 --set lora.alpha=64 --hypothesis "Alpha 64 learns faster than 32"',
     'harness new-run --from run-002 --replicate --hypothesis "The gain of run-002 is not its seed"',
+    "harness new-run --next --from run-001 --set lora.alpha=64",
 )
 def new_run(
     hypothesis: Annotated[str, typer.Option(help="One sentence that a result can refute.")] = "",
+    take_next: Annotated[
+        bool, typer.Option("--next", help="Take up the idea that `harness next` left last.")
+    ] = False,
     from_run: Annotated[
         str | None,
         typer.Option(
@@ -54,6 +58,8 @@ def new_run(
     here = program()
     if from_run is not None:
         find_run(read_state(here), from_run)
+    if take_next:
+        hypothesis = _next_hypothesis(here, hypothesis)
     plan = plan_run(
         here,
         hypothesis=hypothesis,
@@ -74,6 +80,15 @@ def new_run(
     return Result(data, lambda: _lines(plan, detail, run, dry_run), multiline=True)
 
 
+def _next_hypothesis(here: Program, hypothesis: str) -> str:
+    from harness.core.errors import UsageError
+    from harness.ledger.ideas import next_idea
+
+    if hypothesis:
+        raise UsageError("--next takes the hypothesis from the idea that was left", "leave out --hypothesis or --next")
+    return str(next_idea(read_state(here))["hypothesis"])
+
+
 def plan_detail(here: Program, plan: RunPlan, run: str) -> dict[str, Any]:
     """Return the plan as JSON: the same object for a dry run and for the real one."""
     config = plan.config
@@ -86,6 +101,7 @@ def plan_detail(here: Program, plan: RunPlan, run: str) -> dict[str, Any]:
         "parent": config.parent,
         "lever": config.lever,
         "replicate_of": config.replicate_of,
+        "idea": plan.idea,
         "changes": plan.changes.to_json(),
         "protocol": plan.protocol,
         "warnings": list(plan.warnings),

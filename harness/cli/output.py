@@ -158,15 +158,18 @@ def write_result(result: Result) -> int:
 
 
 def write_error(error: HarnessError) -> int:
-    """Show an expected failure (one message, one hint) and return its exit code."""
+    """Show an expected failure (one message, one hint), without secrets, and return its exit code."""
+    from harness.core.redact import redact
+
     code = int(error.exit_code)
+    message, hint = _short(redact(error.message)), _short(redact(error.hint))
     if settings.json:
-        envelope = {"kind": error.code, "message": _short(error.message), "hint": _short(error.hint), "exit_code": code}
+        envelope = {"kind": error.code, "message": message, "hint": hint, "exit_code": code}
         write_json({"error": envelope})
     else:
-        narrate((Styled("error:", "bad"), " ", _short(error.message)))
-        if error.hint:
-            narrate(("  ", Styled("hint:", "strong"), " ", _short(error.hint)))
+        narrate((Styled("error:", "bad"), " ", message))
+        if hint:
+            narrate(("  ", Styled("hint:", "strong"), " ", hint))
     return code
 
 

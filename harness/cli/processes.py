@@ -16,7 +16,7 @@ from harness.cli.shared import RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state
 from harness.cli.views import read_detached, styled
 from harness.core.errors import BusyError, CannotTellError, ExitCode, RefusedError
-from harness.ledger.process import is_alive
+from harness.ledger.process import is_alive, look
 
 APPS = {name: new_app() for name in ("wait", "stop")}
 POLL_S = 0.5
@@ -46,7 +46,7 @@ def wait(
     """Wait until a run has ended.
 
     Exit code 0 when its last attempt completed, 4 when a budget or a watchdog stopped it, 71 when the
-    machine failed, 1 when it failed or was interrupted, 3 when nothing is running and nothing was, and
+    machine failed or its process died without a word, 1 when it failed or was interrupted, 3 when nothing is running and nothing was, and
     75 when it still runs after --timeout.
     """
     here = program()
@@ -70,13 +70,18 @@ def _ended(run: str, attempts: list[dict[str, Any]], process: Mapping[str, Any])
     if not attempts:
         raise CannotTellError(f"{run} was never launched", f"harness launch {run}")
     last = attempts[-1]
-    outcome = last.get("outcome") or "interrupted"
-    code = {"completed": ExitCode.OK, "stopped": ExitCode.STOPPED}.get(outcome, ExitCode.NO)
-    if outcome == "failed" and last.get("failure") in ("infra", "tool"):
+    outcome = last.get("outcome") or "stale"
+    codes = {"completed": ExitCode.OK, "stopped": ExitCode.STOPPED, "stale": ExitCode.INFRA}
+    code = codes.get(outcome, ExitCode.NO)
+    if outcome in ("failed", "crashed") and last.get("failure") in ("infra", "tool"):
         code = ExitCode.INFRA
     keys = ("attempt", "step", "reason", "failure", "at", "finished_at")
     data = {"run": run, "ended": True, "outcome": outcome} | {key: last.get(key) for key in keys}
     reason = f": {last['reason']}" if last.get("reason") else ""
+    if outcome == "stale":
+        data["hint"] = f"`harness recover {run}` closes it, `harness launch {run} --resume` goes on"
+        died = f" ({look(last).why}); {data['hint']}"
+        return Result(data, [(f"{run} attempt {last['attempt']} ", styled(outcome), died)], code)
     return Result(
         data, [(f"{run} attempt {last['attempt']} ", styled(outcome), f" at step {last.get('step')}{reason}")], code
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.output import Line, Result, Styled, mutation_document
-from harness.cli.shared import DryRun, command, new_app
+from harness.cli.shared import DryRun, command, complete_runs, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.core.errors import ExitCode, UsageError
 
@@ -105,7 +105,7 @@ def thread(
     APPS["note"], "note", 'harness note run-002 "loss spikes at step 12 come from one task"', 'harness note program "…"'
 )
 def note(
-    target: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `program`.")],
+    target: Annotated[str, typer.Argument(metavar="RUN", help="A run id, or `program`.", autocompletion=complete_runs)],
     text: Annotated[str, typer.Argument(help="What was observed.")],
 ) -> Result:
     """Add an observation to a run, or to the program, in the ledger."""

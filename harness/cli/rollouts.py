@@ -13,6 +13,7 @@ from harness.cli.state import find_run, program, read_state
 from harness.core.errors import NotFoundError, UsageError
 from harness.core.names import did_you_mean
 from harness.core.numbers import number_or_none
+from harness.ledger.superseded import FOLDER
 
 app = new_app()
 APPS = {"rollouts": app}
@@ -24,10 +25,14 @@ APPS = {"rollouts": app}
     "harness rollouts run-002",
     "harness rollouts run-002 --step 20 --worst --limit 3",
     "harness rollouts run-002 --task dp-0042 --json",
+    "harness rollouts run-002 --attempt 1",
 )
 def rollouts(
     run: RunArg,
     step: Annotated[int | None, typer.Option(help="Training step; the last stored one when left out.", min=0)] = None,
+    attempt: Annotated[
+        int | None, typer.Option(help="Superseded rollouts of this attempt, which a later one trained again.", min=1)
+    ] = None,
     env: Annotated[str, typer.Option(help="Only this environment.")] = "",
     task: Annotated[str, typer.Option(help="Only rollouts of this task id.")] = "",
     worst: Annotated[bool, typer.Option("--worst", help="Lowest reward first.")] = False,
@@ -40,20 +45,23 @@ def rollouts(
     """Page through the stored rollouts of a run.
 
     Each shows reward, components, failure class and the whole completion, so that a rising reward can
-    be checked against what the model writes.
+    be checked against what the model writes. What a later attempt trained again is kept, and shown with
+    --attempt only.
     """
     if worst and best:
         raise UsageError("--worst and --best exclude each other", f"`harness rollouts {run} --worst`")
     here = program()
     find_run(read_state(here), run)
-    steps = stored_steps(here.run_dir(run) / "rollouts")
+    steps = stored_steps(_folder(here.run_dir(run), attempt))
+    if not steps and attempt is not None:
+        raise NotFoundError(f"no rollouts of attempt {attempt} were superseded here", _superseded_hint(here.run_dir(run)))
     if not steps:
         raise NotFoundError(f"{run} has no stored rollouts here", f"`harness launch {run}` stores them in outputs/")
     chosen = max(steps) if step is None else step
     if chosen not in steps:
         known = f"steps {min(steps)} to {max(steps)} are stored ({len(steps)} of them)"
         raise NotFoundError(f"{run} has no rollouts of step {chosen}", known)
-    rows = _read(steps[chosen], env)
+    rows = [row | {"superseded": attempt is not None} for row in _read(steps[chosen], env)]
     if task:
         rows = [row for row in rows if row.get("task") == task]
     if worst or best:
@@ -61,7 +69,17 @@ def rollouts(
     shown, truncated = page(rows[skip:], limit, everything)
     counts = {"total": len(rows), "shown": len(shown), "skipped": min(skip, len(rows))}
     data = rows_document(shown, counts, truncated) | {"run": run, "step": chosen, "steps": sorted(steps)}
-    return Result(data, lambda: _lines(shown, counts, run, chosen, prompt), multiline=True)
+    name = run if attempt is None else f"{run} attempt {attempt} (superseded)"
+    return Result(data, lambda: _lines(shown, counts, name, chosen, prompt), multiline=True)
+
+
+def _folder(run_dir: Path, attempt: int | None) -> Path:
+    return run_dir / "rollouts" if attempt is None else run_dir / FOLDER / f"attempt_{attempt}" / "rollouts"
+
+
+def _superseded_hint(run_dir: Path) -> str:
+    kept = sorted(path.name.removeprefix("attempt_") for path in (run_dir / FOLDER).glob("attempt_*"))
+    return f"kept here: attempts {', '.join(kept)}" if kept else "no attempt was superseded; leave out --attempt"
 
 
 def stored_steps(folder: Path) -> dict[int, Path]:

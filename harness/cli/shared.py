@@ -10,26 +10,25 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
+from harness.cli.complete import known_runs
 from harness.cli.output import Result, settings, write_result
-from harness.cli.state import program, read_state
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and touch nothing.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Rows shown at most.")]
 All = Annotated[bool, typer.Option("--all", help="Show all rows.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 
 
 def complete_runs(incomplete: str) -> list[str]:
     """Return the run ids that begin with what was typed; nothing outside a program."""
-    from harness.core.errors import HarnessError
-
-    try:
-        return [run for run in read_state(program()).runs if run.startswith(incomplete)]
-    except HarnessError:
-        return []
+    return [run for run in known_runs() if run.startswith(incomplete)]
 
 
 RunArg = Annotated[str, typer.Argument(metavar="RUN", help="A run id such as run-002.", autocompletion=complete_runs)]
+RunChoice = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run id; all runs when left out.", autocompletion=complete_runs)
+]
 
 
 def _examples(lines: Iterable[str]) -> str:

@@ -22,12 +22,11 @@ def program() -> Program:
 
 
 def read_state(here: Program) -> State:
-    """Return the state of a program's ledger; warnings about a torn tail go to standard error."""
-    from harness.ledger import Ledger
+    """Return the state of a program's ledger; warnings about its file go to standard error."""
+    from harness.ledger import index
 
-    ledger = Ledger(here.ledger)
-    state = ledger.state()
-    for warning in ledger.warnings:
+    state, warnings = index.read_state(here.ledger)
+    for warning in warnings:
         narrate((Styled("warning:", "warn"), " ", warning))
     return state
 

@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.ledger import RunState, State
+    from harness.program.model import Program
 
 DETACHED = "detached.json"
 """In a run's folder: `host`, `pid` and `pid_start` of a launch in the background, before it has a ledger event."""
-STATUSES = ("created", "running", "completed", "failed", "interrupted", "stopped")
+STATUSES = ("created", "running", "stale", "completed", "failed", "interrupted", "crashed", "stopped")
 _STYLES = {
     "completed": "good",
     "keep": "good",
     "pass": "good",
     "running": "strong",
     "failed": "bad",
+    "stale": "bad",
+    "crashed": "bad",
     "reject": "bad",
     "fail": "bad",
     "interrupted": "warn",
@@ -61,20 +64,46 @@ def read_detached(run_dir: Path) -> dict[str, Any]:
 
 
 def live_status(run: RunState) -> str:
-    """Return the run's status; `interrupted` instead of `running` when its process is gone."""
-    if run.status == "running" and alive(run.attempts[-1]) is False:
-        return "interrupted"
-    return run.status
+    """Return the run's status; `stale` instead of `running` when its process is gone."""
+    if run.status != "running":
+        return run.status
+    from harness.ledger import life
+
+    return life.live_status(run)
 
 
-def run_row(run: RunState) -> dict[str, Any]:
-    """Return a run as one row of `harness list`; the same members in every row."""
+_NOT_STALE: Mapping[str, Any] = {"stale_since": None, "stale_reason": None}
+
+
+def stale_members(here: Program | None, run: RunState) -> Mapping[str, Any]:
+    """Return `stale_since` and `stale_reason` of a run; both None unless its process is gone."""
+    from harness.ledger import life
+
+    return life.stale_members(run, here.run_dir(run.run) if here else None)
+
+
+def status_cell(row: Mapping[str, Any]) -> Part:
+    """Return the status of a row in its colour; for a stale run also since when."""
+    if row["status"] != "stale":
+        return styled(row["status"])
+    return Styled(f"stale since {str(row['stale_since'])[:19].replace('T', ' ')} UTC", "bad")
+
+
+def run_row(run: RunState, here: Program | None = None) -> dict[str, Any]:
+    """Return a run as one row of `harness list`; the same members in every row.
+
+    Args:
+        run: its state.
+        here: the program, whose outputs tell since when a run is stale; the ledger alone when None.
+    """
     from harness.ledger.results import last_policy_evals
 
     last = last_policy_evals(run)
+    status = live_status(run)
     return {
         "run": run.run,
-        "status": live_status(run),
+        "status": status,
+        **(stale_members(here, run) if status == "stale" else _NOT_STALE),
         "decision": run.decision,
         "promoted": run.promoted is not None,
         "kind": run.kind,
@@ -82,12 +111,14 @@ def run_row(run: RunState) -> dict[str, Any]:
         "attempts": len(run.attempts),
         "reward": {env: data.get("means", {}).get("reward") for env, data in last.items()},
         "gain": {env: (data.get("gain") or {}).get("reward") for env, data in last.items()},
+        "tags": list(run.tags),
         "hypothesis": run.hypothesis,
         "created_at": run.created_at,
     }
 
 
-def _brief(values: Mapping[str, Any], signed: bool = False) -> str:
+def brief(values: Mapping[str, Any], signed: bool = False) -> str:
+    """Spell the means of intervals by environment; without the name of the environment when there is one."""
     means = {env: number_or_none((value or {}).get("mean")) for env, value in values.items()}
     spelt = [(env, f"{mean:+.3f}" if signed else f"{mean:.3f}") for env, mean in means.items() if mean is not None]
     if len(means) == 1:
@@ -111,37 +142,44 @@ def list_runs(status: str = "", decision: str = "", limit: int = 100, everything
         raise UsageError(
             f"no decision {decision!r}", did_you_mean(decision, decisions, f"one of {', '.join(decisions)}")
         )
-    state = read_state(program())
+    here = program()
+    state = read_state(here)
     wanted = [
         run
         for run in reversed(state.runs.values())
         if (not status or live_status(run) == status) and (not decision or (run.decision or "none") == decision)
     ]
     shown, truncated = page(wanted, limit, everything)
-    rows = [run_row(run) | {"champion": run.run == state.champion} for run in shown]
+    rows = [run_row(run, here) | {"champion": run.run == state.champion} for run in shown]
     counts = {"total": len(state.runs), "matching": len(wanted), "shown": len(rows)}
-    return Result(rows_document(rows, counts, truncated), lambda: _list_lines(rows, counts))
+    return Result(rows_document(rows, counts, truncated), lambda: list_lines(rows, counts))
 
 
-def _list_lines(rows: list[dict[str, Any]], counts: Mapping[str, int]) -> list[Line]:
+def list_lines(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> list[Line]:
+    """Lay out rows of `harness list`."""
     if not rows:
         nothing = "no run matches" if counts["total"] else "no runs yet; `harness new-run` plans the first one"
         return [nothing]
     cells = [
         (
             Styled(row["run"] + " *", "strong") if row["champion"] else row["run"],
-            styled(row["status"]),
+            status_cell(row),
             styled(row["decision"]),
-            _brief(row["reward"]),
-            _brief(row["gain"], signed=True),
+            brief(row["reward"]),
+            brief(row["gain"], signed=True),
             row["hypothesis"] or row["kind"],
         )
         for row in rows
     ]
     lines = table(["run", "status", "decision", "reward", "gain", "hypothesis"], cells, right="reward gain")
-    if counts["shown"] < counts["matching"]:
-        lines.append(Styled(f"{counts['shown']} of {counts['matching']} shown; --limit N or --all shows more", "dim"))
-    return lines
+    return [*lines, *more_lines(counts)]
+
+
+def more_lines(counts: Mapping[str, int]) -> list[Line]:
+    """Return the line that says what a list left out; nothing when it is whole."""
+    if counts["shown"] >= counts["matching"]:
+        return []
+    return [Styled(f"{counts['shown']} of {counts['matching']} shown; --limit N or --all shows more", "dim")]
 
 
 def status() -> Result:
@@ -151,6 +189,7 @@ def status() -> Result:
     runs = list(state.runs.values())
     statuses = Counter(live_status(run) for run in runs)
     running = [_running(run) for run in runs if live_status(run) == "running"]
+    stale = [{"run": run.run, **stale_members(here, run)} for run in runs if live_status(run) == "stale"]
     decided = [(run, decision) for run in runs for decision in run.decisions]
     last = max(decided, key=lambda pair: pair[1]["at"], default=None)
     open_runs = [run for run in runs if not run.decision]
@@ -161,6 +200,8 @@ def status() -> Result:
         "champion": state.champion,
         "by_status": dict(statuses),
         "running": running,
+        "stale": stale,
+        "ideas": state.ideas,
         "last_decision": None if last is None else {"run": last[0].run} | last[1],
         "starting": starting,
         "undecided": [run.run for run in open_runs],
@@ -170,7 +211,7 @@ def status() -> Result:
 
     def lines() -> list[Line]:
         best = (
-            f"{champion.run}  {_brief(run_row(champion)['reward'])}  {champion.hypothesis}" if champion else "none yet"
+            f"{champion.run}  {brief(run_row(champion)['reward'])}  {champion.hypothesis}" if champion else "none yet"
         )
         pairs: list[tuple[str, Any]] = [
             ("program", str(here.root)),
@@ -178,6 +219,8 @@ def status() -> Result:
             ("champion", best),
         ]
         pairs += [("running", f"{r['run']} attempt {r['attempt']}, pid {r['pid']} on {r['host']}") for r in running]
+        pairs += [("stale", (f"{r['run']} since {r['stale_since']}: {r['stale_reason']}")) for r in stale]
+        pairs += [("idea", idea["hypothesis"]) for idea in state.ideas]
         if last is not None:
             pairs.append(("last decision", f"{last[0].run} {last[1]['decision']}: {last[1]['reason']}"))
         pairs += [("starting", f"{name} in the background") for name in starting]
@@ -204,21 +247,24 @@ def next_step(state: State, starting: Collection[str] = ()) -> str:
         state: of the ledger.
         starting: runs whose background launch lives and has no event yet.
     """
+    new_run = "harness new-run --next" if state.ideas else 'harness new-run --hypothesis "…"'
     if not state.runs:
-        return 'harness new-run --hypothesis "…"'
+        return new_run
     run = list(state.runs.values())[-1]
     now = live_status(run)
     if now == "running" or run.run in starting:
         return f"harness wait {run.run}"
+    if now == "stale":
+        return f"harness recover {run.run}"
     if run.decision == "rerun" or (now == "created" and not run.decision):
         return f"harness launch {run.run}"
-    if now in ("interrupted", "failed") and not run.decision:
+    if now in ("interrupted", "failed", "crashed") and not run.decision:
         return f"harness launch {run.run} --resume"
     if not run.decision:
         return f'harness report {run.run}, then harness decide {run.run} DECISION --reason "…"'
     if run.decision == "keep" and run.promoted is None:
         return f"harness promote {run.run}"
-    return 'harness new-run --hypothesis "…"'
+    return new_run
 
 
 def section(title: str, lines: Sequence[Line]) -> list[Line]:

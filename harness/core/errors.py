@@ -113,6 +113,10 @@ class StoppedError(HarnessError):
     exit_code = ExitCode.STOPPED
 
 
+class DivergedError(StoppedError):
+    """A watchdog ended the run because the policy cannot learn any more; counts against the model."""
+
+
 class LedgerCorruptError(HarnessError, ValueError):
     """The ledger is damaged somewhere else than in a torn last line."""
 
@@ -121,9 +125,16 @@ class LedgerCorruptError(HarnessError, ValueError):
 
 
 class InfraError(HarnessError, OSError):
-    """The machine, a disk, an engine or an upstream service failed."""
+    """The machine, a disk or an engine failed."""
 
     code = "infra"
+    exit_code = ExitCode.INFRA
+
+
+class ToolError(HarnessError, OSError):
+    """An upstream service that an environment calls failed: raised by environments, never by the machine."""
+
+    code = "tool"
     exit_code = ExitCode.INFRA
 
 

@@ -28,11 +28,13 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     Readers see the old bytes or the new bytes. The mode of an existing file is kept.
 
     Raises:
-        InfraError: on a full disk, a quota or a read-only folder; the old file is untouched.
+        InfraError: on a full disk, a quota, a read-only folder, or something that is no file; the old file is untouched.
     """
     payload = data.encode() if isinstance(data, str) else data
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
+    if target.exists() and not target.is_file():  # renaming over a device would replace it for the whole machine
+        raise InfraError(f"{path} is no regular file, so it cannot be replaced", "name a file")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:

@@ -37,6 +37,9 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    """Asked to stop by a signal, and it said so."""
+    CRASHED = "crashed"
+    """Its process is gone without a word; written by `harness recover` or by the next launch."""
     STOPPED = "stopped"
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.load import load_config
-from harness.config.schema import ModelSection, RunConfig
-from harness.core.canonical import content_sha, sha256_file
+from harness.config.schema import ModelSection
+from harness.core.canonical import content_sha, sha256_file, sha256_hex
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
+from harness.core.files import atomic_write
+from harness.core.redact import redactor
 from harness.core.seeds import derive_seed
 from harness.core.types import Rollout, Task
 from harness.envs.base import Environment
@@ -22,10 +24,13 @@ from harness.inference.engine import TransformersEngine
 from harness.inference.lora import WEIGHTS, load_adapter
 from harness.inference.models import LoadedModel, load_model
 from harness.ledger import Ledger
+from harness.ledger.life import live_status
+from harness.ledger.superseded import FOLDER as SUPERSEDED
+from harness.ledger.superseded import is_superseded
 from harness.program import Context, Program, read_context
 from harness.program.amend import check_amended
 from harness.program.documents import ContextEnv
-from harness.program.prompts import prompt_sha, read_prompt
+from harness.program.prompts import prompt_sha, run_prompts
 from harness.rollouts.collect import Engine, Sampling, Timing, collect
 
 Progress = Callable[[dict[str, Any]], None]
@@ -123,8 +128,8 @@ def run_suite(
 
 
 def item_record(rollout: Rollout) -> ItemRecord:
-    """Return the full record of one held-out sample."""
-    score = rollout.score
+    """Return the full record of one held-out sample; its texts hold no secrets."""
+    score, text = rollout.score, redactor()
     return ItemRecord(
         task=rollout.task.id,
         cluster=rollout.task.cluster,
@@ -133,10 +138,10 @@ def item_record(rollout: Rollout) -> ItemRecord:
         components=score.components,
         metrics=score.metrics,
         failure=score.failure,
-        prompt=rollout.episode.prompt_text,
-        completion=rollout.episode.final,
+        prompt=text.data(rollout.episode.prompt_text),
+        completion=text.data(rollout.episode.final),
         finish=rollout.completion.finish_reason,
-        diagnostics=score.diagnostics,
+        diagnostics=text.data(score.diagnostics),
     )
 
 
@@ -176,7 +181,7 @@ class Recorder:
         full = self.program.run_dir(self.run) / "evals" / f"step_{step}" / _file_name(subject, env, prompt)
         write_items(full, items, compact=False)
         compact = self._compact(subject, step, env, prompt)
-        file_sha = write_items(compact, items, compact=True)
+        file_sha = _replace_items(compact, items)
         base = self._base(suite, "run") if subject == "policy" else None
         shipped = self._base(suite, "shipped") if subject == "policy" else None
         confidence = self.context.eval.confidence
@@ -210,27 +215,40 @@ class Recorder:
         return list(read_items(path)) if self.has(suite, "base", 0, prompt) else None
 
     def has(self, suite: Suite, subject: str, step: int, prompt: str, adapter: str | None = None) -> bool:
-        """Whether the ledger holds this very eval, of the same adapter and items, and its file is unchanged."""
+        """Whether the ledger holds this very eval, of the same adapter and items, and its file is unchanged.
+
+        One that a later attempt superseded does not count, even of an equal adapter: success is the current attempt's.
+        """
         env = suite.protocol.id
         path = self._compact(subject, step, env, prompt)
         run = self.ledger.state().runs.get(self.run)
         if run is None or not path.is_file():
             return False
+        current = [e for e in run.evals if not is_superseded(e, run.attempts)]
         wanted = (subject, step, env, prompt, adapter, suite.items_sha, sha256_file(path))
         return any(
             (e["subject"], e["step"], e["env"], e["prompt"], e.get("adapter_sha"), e["items_sha"], e["file_sha"])
             == wanted
-            for e in run.evals
+            for e in current
         )
+
+
+def _replace_items(path: Path, items: Sequence[ItemRecord]) -> str:
+    """Write the committed items of an eval and return their hash; others of an earlier attempt are kept beside them."""
+    old = path.read_bytes() if path.is_file() else None
+    if old is None:
+        return write_items(path, items, compact=True)
+    kept = path.parent / SUPERSEDED / f"{path.stem}.{sha256_hex(old)[:12]}{path.suffix}"
+    existed = kept.exists()
+    atomic_write(kept, old)  # first, so that a kill here loses nothing
+    sha = write_items(path, items, compact=True)
+    if sha == sha256_hex(old) and not existed:
+        kept.unlink()
+    return sha
 
 
 def _file_name(subject: str, env: str, prompt: str) -> str:
     return f"{subject}.{env}{'.shipped' if prompt == 'shipped' else ''}.jsonl"
-
-
-def run_prompts(program: Program, config: RunConfig) -> dict[str, dict[str, str] | None]:
-    """Return per environment the texts the run's prompt replaces; None for the shipped prompt."""
-    return {section.id: read_prompt(program, section.id, section.prompt) for section in config.env}
 
 
 def evaluate(program: Program, subject: str, step: int | None, on_progress: Progress) -> list[dict[str, Any]]:
@@ -279,6 +297,10 @@ def _evaluate_run(
     ledger = Ledger(program.ledger)
     state = ledger.state()
     check_amended(program, state)
+    if live_status(state.runs[run]) == "stale":
+        raise RefusedError(
+            f"the process of {run} is gone and its attempt is open", f"`harness recover {run}` closes it"
+        )
     if state.runs[run].status == "running":
         raise RefusedError(f"{run} is still running and evaluates itself", f"`harness wait {run}`")
     adapters = program.run_dir(run) / "adapters"

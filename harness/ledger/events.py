@@ -17,14 +17,18 @@ from typing import Any
 from harness.core.canonical import MAX_DEPTH, canonical_json, encode_non_finite, strict_loads
 from harness.core.errors import HarnessError, LedgerCorruptError, UsageError
 from harness.core.ids import NAME_PATTERN, run_number
+from harness.core.redact import redactor
 
 VERSION = 1
 PROGRAM = "program"
 """The `run` of events that concern the whole program (an amendment, a note)."""
 MAX_LINE_BYTES = 1 << 20
+RENUMBERED = "renumbered"
+"""The kind that gives a run another number; see `numbering`."""
 KINDS = frozenset(
     ["created", "started", "evaluated", "finished", "gated", "decided", "promoted", "noted", "imported", "amended"]
-)
+    + ["tagged", "proposed"]
+) | {RENUMBERED}
 FIRST_KINDS = frozenset(["created", "imported"])
 """Kinds a run may begin with."""
 ACTOR_KINDS = frozenset(["person", "agent", "ci"])
@@ -70,6 +74,7 @@ class NewEvent:
         data: JSON object; NaN and infinities are stored as typed values.
         critical: readers that do not know the kind must refuse the ledger.
         actor: who; the ledger fills in `current_actor()` when None.
+        follows: hashes of the events it follows; the ledger fills in the last ones of the run when None.
     """
 
     run: str
@@ -77,6 +82,7 @@ class NewEvent:
     data: Mapping[str, Any]
     critical: bool = False
     actor: Actor | None = None
+    follows: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -127,7 +133,7 @@ def line_sha(line: bytes) -> str:
 def make_event(
     new: NewEvent, *, id: str, at: str, prev: Sequence[str] = (), kinds: frozenset[str] | None = KINDS
 ) -> Event:
-    """Build an event and its line.
+    """Build an event and its line; a secret in a text of the data is replaced, since no line is ever taken back.
 
     Args:
         new: what happened; needs its actor.
@@ -145,7 +151,7 @@ def make_event(
     if new.critical:
         members["critical"] = True
     members |= {"at": at, "actor": {"kind": who.kind, "name": who.name}, "prev": list(prev)}
-    members["data"] = encode_non_finite(new.data)
+    members["data"] = encode_non_finite(redactor().data(new.data))
     try:
         text = canonical_json(members, sort=False)
         body = (text if text.isascii() else _UNSAFE.sub(_escape, text)).replace("\x7f", "\\u007f").encode()
@@ -253,7 +259,7 @@ def diagnose(line: bytes) -> str:
     if not line.strip():
         return "the line is empty"
     if line.startswith((b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")):
-        return "it is a git conflict marker"
+        return "it is a git conflict marker; `harness ledger install`, then `git checkout -m -- runs.jsonl`"
     if line.endswith(b"\r"):
         return "it ends in CR LF; something converted the line ends"
     if line.startswith(b"\xef\xbb\xbf"):

@@ -13,8 +13,9 @@ from typing import Any
 
 from harness.core.errors import LedgerCorruptError
 from harness.ledger.events import KINDS, PROGRAM, Event, UnknownEventError
+from harness.ledger.numbering import Numbering, contests, separate
 
-_ENDED = {"completed", "failed", "interrupted", "stopped"}
+_ENDED = {"completed", "failed", "interrupted", "crashed", "stopped"}
 
 
 class RunState:
@@ -28,8 +29,17 @@ class RunState:
     def __repr__(self) -> str:
         return f"RunState({self.run!r}, {self.status}, {len(self.events)} events)"
 
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Event]]:
+        groups: dict[str, list[Event]] = {}
+        for event in self.events:
+            groups.setdefault(event.kind, []).append(event)
+        return groups
+
     def of_kind(self, *kinds: str) -> list[Event]:
         """Return the run's events of these kinds, in order."""
+        if len(kinds) == 1:
+            return list(self._by_kind.get(kinds[0], ()))
         return [event for event in self.events if event.kind in kinds]
 
     @cached_property
@@ -38,27 +48,37 @@ class RunState:
         births = self.of_kind("created") or self.of_kind("imported")
         return births[0].data if births else {}
 
-    @property
+    @cached_property
+    def root(self) -> str:
+        """Hash of the run's first event; it stays when the run gets another number."""
+        return self.events[0].sha
+
+    @cached_property
     def created_at(self) -> str:
         """Time of the run's first event."""
         return self.events[0].at
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """`training`, `prompt_search` or `import`."""
         return str(self.created.get("type", "import" if self.of_kind("imported") else "training"))
 
-    @property
+    @cached_property
     def hypothesis(self) -> str:
         """What the run tests."""
         return str(self.created.get("hypothesis") or "")
 
-    @property
+    @cached_property
     def parent(self) -> str | None:
         """The run whose config this one changes."""
         return self.created.get("parent")
 
-    @property
+    @cached_property
+    def idea(self) -> str | None:
+        """Id of the `proposed` event that the run took up."""
+        return self.created.get("idea")
+
+    @cached_property
     def config_sha(self) -> str | None:
         """Hash of the config the run was created with."""
         return self.created.get("config_sha")
@@ -90,15 +110,20 @@ class RunState:
         """Data of the `decided` events with `at` and `actor`."""
         return [_stamped(event) for event in self.of_kind("decided")]
 
-    @property
+    @cached_property
     def decision(self) -> str | None:
         """The last decision."""
         return self.decisions[-1].get("decision") if self.decisions else None
 
-    @property
+    @cached_property
     def reason(self) -> str | None:
         """The reason of the last decision."""
         return self.decisions[-1].get("reason") if self.decisions else None
+
+    @cached_property
+    def decided_at(self) -> str | None:
+        """When the last decision was made."""
+        return self.decisions[-1]["at"] if self.decisions else None
 
     @cached_property
     def gated(self) -> list[dict[str, Any]]:
@@ -116,15 +141,25 @@ class RunState:
         """`text` with `at` and `actor` of each note."""
         return [_stamped(event) for event in self.of_kind("noted")]
 
-    @property
+    @cached_property
+    def tags(self) -> tuple[str, ...]:
+        """Names the run carries now, sorted; of several `tagged` events for one name the last holds."""
+        last = {str(e.data.get("tag")): not e.data.get("removed") for e in self.of_kind("tagged")}
+        return tuple(sorted(tag for tag, carried in last.items() if carried))
+
+    @cached_property
     def status(self) -> str:
-        """Where the last attempt stands: created, running, completed, failed, interrupted or stopped.
+        """Where the last attempt stands: created, running, completed, failed, interrupted, crashed or stopped.
 
         `running` means started and not finished; `process.is_alive` tells whether that is still true.
         """
         executions = self.of_kind("started", "finished")
         if not executions:
-            return "completed" if self.of_kind("imported") else "created"
+            births = self.of_kind("imported")
+            if not births:
+                return "created"
+            ended = births[0].data.get("outcome")  # as far as its source told
+            return ended if ended in _ENDED else "completed"
         if executions[-1].kind == "started":
             return "running"
         outcome = executions[-1].data.get("outcome") if len(executions) == 2 else self.attempts[-1]["outcome"]
@@ -136,11 +171,21 @@ class RunState:
 class State:
     """What the ledger says of the program."""
 
-    def __init__(self, runs: dict[str, RunState], program_events: list[Event], champion: str | None) -> None:
+    def __init__(
+        self,
+        runs: dict[str, RunState],
+        program_events: list[Event],
+        champion: str | None,
+        numbering: Numbering | None = None,
+    ) -> None:
         """Hold the runs, sorted by id, and the events of the program itself."""
         self.runs = runs
         self.program_events = program_events
         self.champion = champion
+        self.collisions = {} if numbering is None else _states(numbering.collisions)
+        """Of each number that several runs have, the younger ones; `runs` has the oldest."""
+        self.former = {} if numbering is None else numbering.former
+        """Of each number that a run gave up, the number it has now."""
 
     @cached_property
     def amendments(self) -> list[dict[str, Any]]:
@@ -151,6 +196,17 @@ class State:
     def notes(self) -> list[dict[str, Any]]:
         """Notes on the program, with `at` and `actor`."""
         return [_stamped(event) for event in self.program_events if event.kind == "noted"]
+
+    @cached_property
+    def ideas(self) -> list[dict[str, Any]]:
+        """Hypotheses that `harness next` left and nobody took up or dropped, oldest first; with `id`, `at`, `actor`."""
+        events = [event for event in self.program_events if event.kind == "proposed"]
+        if not events:
+            return []
+        gone = {event.data.get("dropped") for event in events}
+        gone |= {run.idea for run in self.runs.values()}
+        left = [event for event in events if event.data.get("hypothesis") and event.id not in gone]
+        return [_stamped(event) | {"id": event.id} for event in left]
 
 
 def _stamped(event: Event) -> dict[str, Any]:
@@ -165,16 +221,30 @@ def fold(events: Iterable[Event]) -> State:
         UnknownEventError: on a critical event of a kind this version does not know.
     """
     groups: dict[str, list[Event]] = {}
-    champion = None
-    for event in in_order(unique(events)):
+    promoted: list[Event] = []
+    numbering = None
+    contested = False
+    ordered = in_order(unique(events))
+    for event in ordered:
         refuse_unknown(event)
-        groups.setdefault(event.run, []).append(event)
+        group = groups.setdefault(event.run, [])
+        contested = contested or contests(event, group or None)
+        group.append(event)
         if event.kind == "promoted":
-            champion = event.run
+            promoted.append(event)
     program_events = groups.pop(PROGRAM, [])
+    if contested:
+        numbering = separate(ordered)
+        groups = numbering.runs
+        promoted = [found for event in promoted if (found := numbering.shown(event)) is not None]
     # Shorter ids first, so that run-1000 comes after run-999.
     names = sorted(groups, key=lambda name: (len(name), name))
-    return State({name: RunState(name, groups[name]) for name in names}, program_events, champion)
+    champion = promoted[-1].run if promoted else None
+    return State({name: RunState(name, groups[name]) for name in names}, program_events, champion, numbering)
+
+
+def _states(collisions: dict[str, list[list[Event]]]) -> dict[str, list[RunState]]:
+    return {number: [RunState(number, events) for events in runs] for number, runs in sorted(collisions.items())}
 
 
 def refuse_unknown(event: Event) -> None:

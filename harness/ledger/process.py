@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.core.canonical import sha256_hex
 
@@ -64,8 +64,15 @@ def _start_by_ps(pid: int) -> str | None:
     return None if not started or state.startswith("Z") else " ".join(started.split())
 
 
-def is_alive(attempt: Mapping[str, Any]) -> bool | None:
-    """Tell whether the process of an attempt still runs.
+class Liveness(NamedTuple):
+    """Whether a process still runs (None: it cannot be told from here), and how that is known."""
+
+    alive: bool | None
+    why: str
+
+
+def look(attempt: Mapping[str, Any]) -> Liveness:
+    """Tell whether the process of an attempt still runs, and why that is known or not.
 
     Args:
         attempt: `host`, `pid` and `pid_start` as its `started` event stores them.
@@ -74,16 +81,26 @@ def is_alive(attempt: Mapping[str, Any]) -> bool | None:
         True or False for a process of this machine; None when it cannot be told: another host,
         another machine of the same name, another container, or an event without these members.
     """
-    pid, start = attempt.get("pid"), attempt.get("pid_start")
-    if attempt.get("host") != os.uname().nodename or not isinstance(pid, int) or not isinstance(start, str):
-        return None
+    host, pid, start = attempt.get("host"), attempt.get("pid"), attempt.get("pid_start")
+    if host != os.uname().nodename:
+        return Liveness(None, f"it runs on {host}" if host else "its event names no host")
+    if not isinstance(pid, int) or not isinstance(start, str):
+        return Liveness(None, "its event names no process")
     if start.count(":") == 3 and (_PROC / "self" / "stat").exists():
         machine, boot, namespace, _ = start.split(":")
         here_machine, here_boot, here_namespace = _place().split(":")
         if machine != here_machine:
-            return None
+            return Liveness(None, f"it runs on another machine that is called {host} too")
         if boot != here_boot:
-            return False
+            return Liveness(False, f"{host} was started again since")
         if namespace != here_namespace:
-            return None
-    return process_start(pid) == start
+            return Liveness(None, f"it runs in another container of {host}")
+    now = process_start(pid)
+    if now == start:
+        return Liveness(True, f"pid {pid} of {host} lives")
+    return Liveness(False, f"pid {pid} of {host} is gone" if now is None else f"pid {pid} is another process by now")
+
+
+def is_alive(attempt: Mapping[str, Any]) -> bool | None:
+    """Tell whether the process of an attempt still runs; None when it cannot be told (see `look`)."""
+    return look(attempt).alive

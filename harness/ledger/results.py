@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from harness.ledger.fold import RunState
+from harness.ledger.superseded import is_superseded
 
 
 def last_policy_evals(run: RunState) -> dict[str, dict[str, Any]]:
     """Return the policy's eval of the highest step per environment, under the run's own prompt.
 
-    An earlier step that was evaluated later does not take its place.
+    An earlier step that was evaluated later does not take its place, and an eval of weights that a later
+    attempt trained again does not count.
     """
     last: dict[str, dict[str, Any]] = {}
     for data in run.evals:
-        if data.get("subject") == "policy" and data.get("prompt", "run") == "run":
+        mine = data.get("subject") == "policy" and data.get("prompt", "run") == "run"
+        if mine and not is_superseded(data, run.attempts):
             env = str(data.get("env"))
             if env not in last or data.get("step", 0) >= last[env].get("step", 0):
                 last[env] = data

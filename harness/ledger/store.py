@@ -20,7 +20,10 @@ from typing import Any
 from harness.core.errors import BusyError, InfraError, LedgerCorruptError, NotFoundError, RefusedError
 from harness.core.files import disk_hint, fsync_dir
 from harness.core.ids import new_ulid
+from harness.core.memory import no_collection
+from harness.ledger import cache
 from harness.ledger.actor import current_actor
+from harness.ledger.disk import flush, lock, network_warning, read_from
 from harness.ledger.events import (
     FIRST_KINDS,
     KINDS,
@@ -33,7 +36,9 @@ from harness.ledger.events import (
     make_event,
     parse_line,
 )
-from harness.ledger.fold import State, fold, refuse_unknown
+from harness.ledger.fold import State, fold, in_order, refuse_unknown
+from harness.ledger.heads import LAG_BYTES, Head, entries, find_heads, find_mark, make_mark
+from harness.ledger.numbering import contests, heads, separate
 
 _RESTORE = "`harness ledger verify` lists every damage; restore the file with `git checkout -- {name}` or `git log -p`"
 _unsynced: set[str] = set()
@@ -51,6 +56,7 @@ class Ledger:
 
     _by_id: dict[str, Event]
     _heads: dict[str, list[str]]  # of each run, the events that no other event names
+    _places: dict[str, tuple[int, int]]  # of those events, where the line begins and its length
     _named: set[str]
     _torn: bytes
     _open_tail: bool  # the last line is whole but for its newline
@@ -59,6 +65,8 @@ class Ledger:
     _last: bytes
     _stamp: tuple[int, ...]
     _too_new: Event | None  # a critical event of an unknown kind
+    _contested: bool  # a run number was given up or taken twice
+    _behind_mark: bool  # only lines after the mark were read, which is enough for an append to one run
 
     def __init__(self, path: Path | str, *, wait_s: float = 30.0, clock: Callable[[], int] = time.time_ns) -> None:
         self.path = Path(path)
@@ -67,6 +75,8 @@ class Ledger:
         self._clock = clock
         self._mutex = threading.RLock()
         self._locked = False
+        self._asked_network = False
+        self._marked = 0  # bytes up to the mark, as far as this object knows
         self._forget()
 
     # Reading
@@ -108,7 +118,7 @@ class Ledger:
             InfraError: when the disk is full or fails; the file is as before, unless the message says otherwise.
         """
         new = NewEvent(run, kind, data, critical, actor or current_actor())
-        return self._append(lambda: [new])[0]
+        return self._append(lambda: [new], None if kind in FIRST_KINDS else run)[0]
 
     def append_locked(self, build: Callable[[State], list[NewEvent]]) -> list[Event]:
         """Read, decide and append under one lock, all events in one write.
@@ -125,33 +135,56 @@ class Ledger:
             lambda: [replace(new, actor=new.actor or actor) for new in build(fold(self._by_id.values()))]
         )
 
-    def _append(self, build: Callable[[], list[NewEvent]]) -> list[Event]:
-        with self._mutex, self._exclusive() as descriptor:
-            self._refuse_after_failed_sync()
-            self._refresh(descriptor)
-            if self._too_new is not None:
-                refuse_unknown(self._too_new)
-            events = self._make(build())
-            if events:
-                self._repair(descriptor)
-                self._write(descriptor, events)
+    def _append(self, build: Callable[[], list[NewEvent]], only: str | None = None) -> list[Event]:
+        """Append what `build` returns; `only` names the run when it concerns no other and does not begin it."""
+        with self._mutex:
+            with self._exclusive() as descriptor:
+                self._refuse_after_failed_sync()
+                self._refresh_for(descriptor, only)
+                if self._too_new is not None:
+                    refuse_unknown(self._too_new)
+                events = self._make(build())
+                if events:
+                    self._repair(descriptor)
+                    self._write(descriptor, events)
+            self._move_mark()
             return events
 
     def _make(self, news: list[NewEvent]) -> list[Event]:
         now = self._clock()
         at, milliseconds = format_time(now), now // 1_000_000
-        heads: dict[str, list[str]] = {}
+        fresh: dict[str, list[str]] = {}
         events = []
         for new in news:
-            before = heads.get(new.run, self._heads.get(new.run))
+            before = fresh.get(new.run, self._heads_of(new.run)) if new.follows is None else [*new.follows]
             if before is None and new.run != PROGRAM and new.kind not in FIRST_KINDS:
                 raise NotFoundError(f"{new.run} is not in {self.path.name}", "`harness list` shows the runs")
             if before is not None and new.kind == "created":
                 raise RefusedError(f"{new.run} exists already", "`harness new-run` takes the next free number")
             event = make_event(new, id=new_ulid(milliseconds), at=at, prev=sorted(before or ()))
-            heads[new.run] = [event.sha]
+            fresh[new.run] = [event.sha]
             events.append(event)
         return events
+
+    def _heads_of(self, run: str) -> list[str] | None:
+        """Return the hashes of the events that a new one of the run follows; None when there is no such run.
+
+        Raises:
+            RefusedError: when two branches took its number, so that nobody knows which run is meant.
+            NotFoundError: when it has another number now.
+        """
+        if not self._contested or run == PROGRAM:
+            return self._last_of(run)
+        numbering = separate(in_order(list(self._by_id.values())))
+        if run in numbering.collisions:
+            raise RefusedError(
+                f"{run} was created on two branches, and both of its runs are here", f"harness ledger renumber {run}"
+            )
+        if run not in numbering.runs and run in numbering.former:
+            raise NotFoundError(
+                f"{run} has the number {numbering.former[run]} now", f"`harness show {numbering.former[run]}`"
+            )
+        return heads(numbering.runs[run]) if run in numbering.runs else None
 
     def _write(self, descriptor: int, events: list[Event]) -> None:
         payload = b"".join(event.line + b"\n" for event in events)
@@ -175,15 +208,17 @@ class Ledger:
         if self._open_tail:
             self._forget()
             return
+        start = size
         for event in events:
-            self._add(event)
+            self._add(event, start)
+            start += len(event.line) + 1
         self._good = size + len(payload)
         self._lines += len(events)
         self._remember(descriptor, events[-1].line)
 
     def _sync(self, descriptor: int, created: bool) -> None:
         try:
-            _flush(descriptor)
+            flush(descriptor)
             if created:
                 fsync_dir(self.path.parent)
         except OSError as error:
@@ -256,7 +291,7 @@ class Ledger:
             except OSError as error:
                 raise InfraError(f"cannot open {self.path}: {error.strerror}", disk_hint(error)) from error
             try:
-                _lock(descriptor, mode, self._wait_s, self.path.name)
+                lock(descriptor, mode, self._wait_s, self.path.name)
                 if os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
                     return descriptor
             except FileNotFoundError:
@@ -271,6 +306,7 @@ class Ledger:
     def _forget(self) -> None:
         self._by_id = {}
         self._heads = {}
+        self._places = {}
         self._named = set()
         self._torn = b""
         self._open_tail = False
@@ -279,6 +315,8 @@ class Ledger:
         self._last = b""
         self._stamp = ()
         self._too_new = None
+        self._contested = False
+        self._behind_mark = False
 
     def _read(self) -> None:
         if self._locked:  # called from `build`, which holds the lock already
@@ -289,9 +327,65 @@ class Ledger:
             self._forget()
             return
         try:
-            self._refresh(descriptor)
+            self._refresh_for(descriptor, None)
         finally:
             os.close(descriptor)
+
+    def _refresh_for(self, descriptor: int, only: str | None) -> None:
+        """Bring the cache up to date; for an append to the run `only`, lines behind the mark and its heads will do."""
+        self._note_network()
+        if only is None and self._behind_mark:
+            self._forget()
+        if only is not None and not self._stamp:
+            self._skip_to_mark(descriptor)
+        if self._behind_mark and only is not None:
+            with contextlib.suppress(cache.BrokenError):
+                self._refresh(descriptor)
+                if self._last_of(only) is not None and not self._contested:
+                    return
+            self._forget()
+        self._refresh(descriptor)
+
+    def _note_network(self) -> None:
+        if not self._asked_network:
+            self._asked_network = True
+            if warning := network_warning(self.path):
+                self.warnings.append(warning)
+
+    def _skip_to_mark(self, descriptor: int) -> None:
+        if os.fstat(descriptor).st_size < cache.WORTH_BYTES:
+            return
+        found = find_mark(self.path, descriptor)
+        if found is not None:
+            mark, last = found
+            self._behind_mark = True
+            self._good, self._lines, self._last = mark.bytes, mark.lines, last + b"\n"
+            self._stamp = (mark.device, mark.inode, mark.bytes, mark.changed_ns)
+            self._marked = mark.bytes
+
+    def _last_of(self, run: str) -> list[str] | None:
+        """Return the heads of a run, asking the index when its lines were not read."""
+        if self._behind_mark and run not in self._heads:
+            found = find_heads(self.path, run)
+            if found is not None:
+                self._heads[run] = [head.sha for head in found]
+                self._places |= {head.sha: (head.start, head.length) for head in found}
+        return self._heads.get(run)
+
+    def _move_mark(self) -> None:
+        """Note how far the ledger was read, once in a while; nothing depends on it."""
+        if self._good < max(cache.WORTH_BYTES, self._marked + LAG_BYTES) or self._good != self._stamp[2]:
+            return
+        if self._too_new is not None or self._contested:
+            return
+        if not self._behind_mark and not self._named <= {event.sha for event in self._by_id.values()}:
+            return
+        self._marked = self._good
+        mark = make_mark(self._stamp, self._lines, self._last[:-1])
+        found = {run: [Head(sha, *self._places[sha]) for sha in shas] for run, shas in self._heads.items()}
+        with cache.opened(self.path, create=True) as stored:
+            if stored is not None:
+                stored.put(entries(mark, found), clear=[] if self._behind_mark else ["heads/"])
 
     def _refresh(self, descriptor: int) -> None:
         """Bring the cache up to date: nothing to do, only new lines, or all of them."""
@@ -302,7 +396,7 @@ class Ledger:
         if not grown or os.pread(descriptor, len(self._last), self._good - len(self._last)) != self._last:
             self._forget()
         try:
-            last = self._load(_read_from(descriptor, self._good))
+            last = self._load(read_from(descriptor, self._good))
         except BaseException:
             self._forget()
             raise
@@ -319,13 +413,14 @@ class Ledger:
         lines = data.split(b"\n")
         tail = lines.pop()
         self._torn, self._open_tail = b"", False
-        for index, line in enumerate(lines):
-            try:
-                event = parse_line(line)
-                self._add(event)
-            except (ValueError, UnknownEventError) as error:
-                offset = self._good + sum(len(before) + 1 for before in lines[:index])
-                raise self._located(error, self._lines + index + 1, offset) from error
+        offset = self._good
+        with no_collection():
+            for number, line in enumerate(lines, self._lines + 1):
+                try:
+                    self._add(parse_line(line), offset)
+                except (ValueError, UnknownEventError) as error:
+                    raise self._located(error, number, offset) from error
+                offset += len(line) + 1
         self._good += len(data) - len(tail)
         self._lines += len(lines)
         if tail:
@@ -335,7 +430,7 @@ class Ledger:
     def _take_tail(self, tail: bytes) -> None:
         """Keep a whole event that lacks only its newline; anything else is a torn write."""
         try:
-            self._add(parse_line(tail))
+            self._add(parse_line(tail), self._good)
             self._open_tail = True
             message = f"the last line of {self.path.name} lacks its newline; it is complete and counts"
         except ValueError:
@@ -353,7 +448,7 @@ class Ledger:
             return UnknownEventError(f"{place}: {error}", error.hint)
         return LedgerCorruptError(f"{place} is damaged: {error}", _RESTORE.format(name=self.path.name))
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: Event, start: int) -> None:
         known = self._by_id.setdefault(event.id, event)
         if known is not event:
             if known.sha != event.sha:
@@ -362,48 +457,15 @@ class Ledger:
         if event.critical and event.kind not in KINDS:
             self._too_new = event
         self._named.update(event.prev)
-        heads = self._heads.get(event.run)
-        if heads is None:
-            self._heads[event.run] = [] if event.sha in self._named else [event.sha]
-            return
+        last = self._last_of(event.run)
+        self._contested = self._contested or contests(event, last)
+        if last is None:
+            last = self._heads[event.run] = []
         for sha in event.prev:
-            if sha in heads:
-                heads.remove(sha)
-        if event.sha not in self._named:  # a merge may put a child before its parent
-            heads.append(event.sha)
-
-
-def _lock(descriptor: int, mode: int, wait_s: float, name: str) -> None:
-    deadline = time.monotonic() + wait_s
-    pause = 0.0005
-    while True:
-        try:
-            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise BusyError(f"{name} is locked by another process", "try again in a moment") from None
-        except OSError as error:
-            if mode == fcntl.LOCK_SH:
-                return  # a file system without locks can still be read
-            raise InfraError(
-                f"{name} cannot be locked: {error.strerror}",
-                "keep the program on a local disk; `harness doctor` checks",
-            ) from error
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.01)
-
-
-def _flush(descriptor: int) -> None:
-    if hasattr(fcntl, "F_FULLFSYNC"):  # on macOS fsync stops at the drive's cache
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(descriptor)
-
-
-def _read_from(descriptor: int, offset: int) -> bytes:
-    blocks = []
-    while block := os.pread(descriptor, 1 << 24, offset):
-        blocks.append(block)
-        offset += len(block)
-    return b"".join(blocks)
+            if sha in last:
+                last.remove(sha)
+                del self._places[sha]
+        # A merge may put a child before its parent; a mark may be older than the heads beside it.
+        if event.sha not in self._named and event.sha not in last:
+            last.append(event.sha)
+            self._places[event.sha] = (start, len(event.line))

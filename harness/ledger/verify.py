@@ -1,97 +1,110 @@
 """Look for everything that can be wrong with a ledger and report all of it, instead of the first.
 
-Each line is judged alone (hash, strict JSON), then the lines together (ids, links, run numbers),
-then the committed files that events name by hash.
+Each line is judged alone (hash, strict JSON), then the lines together (ids, links, run numbers), then what
+an earlier copy says, and the committed files that events name by hash.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from harness.config.changes import diff
-from harness.config.load import config_sha, load_config
-from harness.core.canonical import sha256_file
-from harness.core.errors import HarnessError, InfraError
+from harness.core.errors import InfraError
 from harness.core.files import disk_hint
-from harness.ledger.events import FIRST_KINDS, KINDS, PROGRAM, Event, UnknownEventError, parse_line
-from harness.ledger.fold import RunState, fold
+from harness.core.memory import no_collection
+from harness.ledger.artefacts import artefact_findings
+from harness.ledger.events import FIRST_KINDS, KINDS, PROGRAM, RENUMBERED, UnknownEventError, parse_line
+from harness.ledger.findings import Finding, Placed
+from harness.ledger.fold import State, fold, in_order
+from harness.ledger.lost import Base, lost_against, lost_heads
+from harness.ledger.numbering import Numbering, heads, new_number, separate
+
+__all__ = ["Check", "Finding", "check", "verify"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong, or worth knowing.
+class Check:
+    """A verified ledger: what was found, and what it says.
 
     Args:
-        kind: `damage`, `torn`, `no_newline`, `too_new`, `duplicate_id`, `repeated`, `missing_event`, `wrong_link`,
-            `no_creation`, `run_collision`, `bad_path`, `missing_file`, `changed_file`.
-        severity: `error` means that the ledger does not verify; `note` does not.
-        message: self-contained sentence.
-        line: 1-based line in the ledger; None when the finding is about several or none.
-        offset: byte at which that line begins.
-        run: the run concerned.
+        findings: in the order of the file; it verifies when none is an `error`.
+        placed: the events, once each.
     """
 
-    kind: str
-    severity: str
-    message: str
-    line: int | None = None
-    offset: int | None = None
-    run: str | None = None
+    def __init__(self, findings: list[Finding], placed: Sequence[Placed] = ()) -> None:
+        self.findings = findings
+        self.events = [item.event for item in placed]
+        # A critical event of an unknown kind is reported; what it does to the state is not known.
+        self.state: State = fold(event for event in self.events if event.kind in KINDS or not event.critical)
 
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    event: Event
-    line: int
-    offset: int
+    def heads(self) -> dict[str, list[str]]:
+        """Return the hashes of each run's last events, the program's own included: a record to verify against."""
+        groups = {PROGRAM: self.state.program_events} | {run.run: run.events for run in self.state.runs.values()}
+        for number, others in self.state.collisions.items():
+            groups[number] = [*groups[number], *(event for run in others for event in run.events)]
+        return {run: sorted(heads(events)) for run, events in groups.items() if events}
 
 
 def verify(path: Path, root: Path | None = None) -> list[Finding]:
-    """Check a ledger and the committed files it names.
+    """Check a ledger and the committed files it names; see `check`."""
+    return check(path, root).findings
+
+
+def check(
+    path: Path,
+    root: Path | None = None,
+    *,
+    base: Base | None = None,
+    recorded: Mapping[str, Sequence[str]] | None = None,
+) -> Check:
+    """Check a ledger, the committed files it names, and that nothing of earlier copies is gone.
 
     Args:
         path: the ledger; a file that does not exist is an empty ledger.
         root: folder that event paths are relative to; the ledger's own when None.
-
-    Returns:
-        Findings in the order of the file; it verifies when none is an `error`.
+        base: the ledger of a commit that this one must contain.
+        recorded: hashes of last events by run, as `Check.heads` gave them earlier.
 
     Raises:
-        InfraError: when the file cannot be read.
+        InfraError: when a file cannot be read.
     """
+    data = _read(path)
+    with no_collection():
+        placed, findings = _lines(data)
+        first: dict[str, Placed] = {}
+        for item in placed:
+            findings.extend(_identity(item, first))
+        kept = list(first.values())
+        numbering = separate(in_order([item.event for item in kept]))
+        findings.extend(_links(kept, numbering))
+        findings.extend(_births(kept, numbering))
+        findings.extend(_forks(kept))
+        findings.sort(key=lambda finding: finding.offset or 0)
+        done = Check(findings, kept)
+    events = {item.event.id: item.event for item in kept}
+    if base is not None:
+        findings.extend(lost_against(base, events))
+    if recorded:
+        findings.extend(lost_heads(recorded, events.values()))
+    findings.extend(artefact_findings(done.state, (path.parent if root is None else root).resolve()))
+    return done
+
+
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             with contextlib.suppress(OSError):  # a file system without locks can still be read
                 fcntl.flock(file, fcntl.LOCK_SH)  # or half of a running append would look torn
-            data = file.read()
+            return file.read()
     except FileNotFoundError:
-        return []
+        return b""
     except OSError as error:
         raise InfraError(f"cannot read {path}: {error.strerror}", disk_hint(error)) from error
-    placed, findings = _lines(data)
-    first: dict[str, _Placed] = {}
-    for item in placed:
-        findings.extend(_identity(item, first))
-    kept = list(first.values())
-    findings.extend(_links(kept))
-    findings.extend(_births(kept))
-    findings.sort(key=lambda finding: finding.offset or 0)
-    # A critical event of an unknown kind is reported above; the files it may name are not known.
-    state = fold(item.event for item in kept if item.event.kind in KINDS)
-    folder = (path.parent if root is None else root).resolve()
-    for run in state.runs.values():
-        findings.extend(_files(run, folder))
-    return findings
 
 
-def _lines(data: bytes) -> tuple[list[_Placed], list[Finding]]:
-    placed: list[_Placed] = []
+def _lines(data: bytes) -> tuple[list[Placed], list[Finding]]:
+    placed: list[Placed] = []
     findings: list[Finding] = []
     lines = data.split(b"\n")
     tail = lines.pop()
@@ -100,7 +113,7 @@ def _lines(data: bytes) -> tuple[list[_Placed], list[Finding]]:
         try:
             event = parse_line(line)
             _ = event.data  # parsed strictly here, on first use elsewhere
-            placed.append(_Placed(event, number, offset))
+            placed.append(Placed(event, number, offset))
         except UnknownEventError as error:
             findings.append(Finding("too_new", "error", f"line {number}: {error}", number, offset))
         except ValueError as error:
@@ -111,7 +124,7 @@ def _lines(data: bytes) -> tuple[list[_Placed], list[Finding]]:
         try:
             event = parse_line(tail)
             _ = event.data
-            placed.append(_Placed(event, number, offset))
+            placed.append(Placed(event, number, offset))
             message = f"line {number} is complete but lacks its newline; the next append adds it"
             findings.append(Finding("no_newline", "note", message, number, offset))
         except (ValueError, UnknownEventError):
@@ -120,7 +133,7 @@ def _lines(data: bytes) -> tuple[list[_Placed], list[Finding]]:
     return placed, findings
 
 
-def _identity(item: _Placed, first: dict[str, _Placed]) -> Iterator[Finding]:
+def _identity(item: Placed, first: dict[str, Placed]) -> Iterator[Finding]:
     """Compare with an earlier line of the same id, and check that the kind is known where it must be."""
     event, line, offset = item.event, item.line, item.offset
     known = first.setdefault(event.id, item)
@@ -136,98 +149,49 @@ def _identity(item: _Placed, first: dict[str, _Placed]) -> Iterator[Finding]:
         yield Finding("too_new", "error", text, line, offset, event.run)
 
 
-def _links(kept: list[_Placed]) -> Iterator[Finding]:
-    runs = {item.event.sha: item.event.run for item in kept}
+def _links(kept: list[Placed], numbering: Numbering) -> Iterator[Finding]:
+    known = {item.event.sha: item.event.run for item in kept}
     for item in kept:
         event = item.event
         for sha in event.prev:
-            if sha not in runs:
+            if sha not in known:
                 text = f"line {item.line} ({event.kind} of {event.run}) follows event {sha[:12]}, which is not here"
                 yield Finding("missing_event", "error", text, item.line, item.offset, event.run)
-            elif runs[sha] != event.run:
-                text = f"line {item.line} ({event.kind} of {event.run}) follows an event of {runs[sha]}"
+            elif known[sha] != event.run and event.run not in numbering.had.get(numbering.roots.get(sha, ""), ()):
+                text = f"line {item.line} ({event.kind} of {event.run}) follows an event of {known[sha]}"
                 yield Finding("wrong_link", "error", text, item.line, item.offset, event.run)
+        if event.kind == RENUMBERED and new_number(event) is None:
+            text = f"line {item.line} gives {event.run} a number that is no run id; it keeps its own"
+            yield Finding("bad_number", "error", text, item.line, item.offset, event.run)
 
 
-def _births(kept: list[_Placed]) -> Iterator[Finding]:
+def _births(kept: list[Placed], numbering: Numbering) -> Iterator[Finding]:
     """Every run is created once; two branches that both take a number collide."""
-    created: dict[str, list[_Placed]] = {}
-    first: dict[str, _Placed] = {}
-    born: set[str] = set()
-    for item in kept:
-        event = item.event
-        first.setdefault(event.run, item)
-        if event.kind in FIRST_KINDS:
-            born.add(event.run)
-        if event.kind == "created":
-            created.setdefault(event.run, []).append(item)
-    for run, items in created.items():
-        if len(items) > 1:
-            places = " and ".join(str(item.line) for item in items)
-            text = f"{run} is created {len(items)} times, at lines {places}; two branches took the same number"
-            yield Finding("run_collision", "error", text, items[1].line, items[1].offset, run)
-    for run, item in first.items():
-        if run != PROGRAM and run not in born:
+    places = {item.event.sha: item for item in kept}
+    for run, others in numbering.collisions.items():
+        items = sorted((places[events[0].sha] for events in (numbering.runs[run], *others)), key=lambda i: i.line)
+        lines = " and ".join(str(item.line) for item in items)
+        text = (
+            f"{run} is created {len(items)} times, at lines {lines}; two branches took the same number; "
+            f"`harness ledger renumber {run}` gives the younger one another"
+        )
+        yield Finding("run_collision", "error", text, items[1].line, items[1].offset, run)
+    for run, events in numbering.runs.items():
+        if not any(event.kind in FIRST_KINDS for event in events):
+            item = min((places[event.sha] for event in events), key=lambda item: item.line)
             text = f"{run} has events from line {item.line} on, but none that creates it"
             yield Finding("no_creation", "error", text, item.line, item.offset, run)
 
 
-def _files(run: RunState, root: Path) -> Iterator[Finding]:
-    """Check the committed files a run's events name; the newest event of a path counts."""
-    named: dict[str, tuple[str, str]] = {}
-    for data in run.evals:
-        if data.get("file") and data.get("file_sha"):
-            named[str(data["file"])] = ("items of an eval", str(data["file_sha"]))
-    if run.promoted and run.promoted.get("certificate") and run.promoted.get("certificate_sha"):
-        named[str(run.promoted["certificate"])] = ("certificate", str(run.promoted["certificate_sha"]))
-    for name, (what, sha) in named.items():
-        path, findings = _locate(run.run, name, what, root)
-        yield from findings
-        if path is not None and _sha(path) != sha:
-            text = f"{name} ({what} of {run.run}) was changed after the ledger recorded it"
-            yield Finding("changed_file", "error", text, run=run.run)
-    if run.created.get("config"):
-        yield from _config(run, str(run.created["config"]), root)
-
-
-def _sha(path: Path) -> str:
-    try:
-        return sha256_file(path)
-    except OSError as error:
-        raise InfraError(f"cannot read {path}: {error.strerror}", disk_hint(error)) from error
-
-
-def _locate(run: str, name: str, what: str, root: Path) -> tuple[Path | None, list[Finding]]:
-    path = Path(os.path.realpath(root / name))
-    if not path.is_relative_to(root):
-        return None, [
-            Finding("bad_path", "error", f"{run} names {name[:200]!r}, which is outside the program", run=run)
-        ]
-    if not path.is_file():
-        return None, [Finding("missing_file", "error", f"{name} ({what} of {run}) is missing", run=run)]
-    return path, []
-
-
-def _config(run: RunState, name: str, root: Path) -> Iterator[Finding]:
-    """Compare a config by meaning: comments may change, and new keys with their defaults may come."""
-    path, findings = _locate(run.run, name, "config", root)
-    yield from findings
-    if path is None:
-        return
-    # Until the first launch a config may still be edited; launch checks and records it again.
-    starts = [event.data for event in run.of_kind("started") if event.data.get("config_sha")]
-    expected = starts[-1]["config_sha"] if starts else run.config_sha
-    severity = "error" if starts else "note"
-    try:
-        config = load_config(path)
-    except HarnessError as error:
-        yield Finding("changed_file", severity, f"{name} (config of {run.run}) does not parse: {error}", run=run.run)
-        return
-    if expected is None or config_sha(config) == expected:
-        return
-    basis: dict[str, Any] = (run.created.get("basis") or {}).get("config") or {}
-    if basis and expected == run.config_sha and not (keys := [change.key for change in diff(basis, config)]):
-        return
-    shown = f": {', '.join(keys)}" if basis and expected == run.config_sha else ""
-    text = f"{name} (config of {run.run}) was changed after the ledger recorded it{shown}"
-    yield Finding("changed_file", severity, text, run=run.run)
+def _forks(kept: list[Placed]) -> Iterator[Finding]:
+    """Tell where two branches went on with one run, each without knowing of the other."""
+    followers: dict[str, list[Placed]] = {}
+    for item in kept:
+        for sha in item.event.prev:
+            followers.setdefault(sha, []).append(item)
+    for item in kept:
+        after = followers.get(item.event.sha, ())
+        if len(after) > 1:
+            lines = " and ".join(f"{found.line} ({found.event.kind})" for found in after)
+            text = f"lines {lines} both follow line {item.line} of {item.event.run}, as two branches leave it"
+            yield Finding("fork", "note", text, item.line, item.offset, item.event.run)

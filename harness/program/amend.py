@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from harness.core.canonical import sha256_hex
 from harness.core.errors import RefusedError, UsageError
 from harness.ledger import PROGRAM, Actor, Event, Ledger, NewEvent, State
+from harness.ledger.findings import Finding
 from harness.program.model import DOCUMENTS, Program
 
 
@@ -34,6 +37,19 @@ def unamended(program: Program, state: State) -> list[str]:
 
     recorded, current = recorded_hashes(state), protocol_hashes(program)
     return [name for name in DOCUMENTS if recorded.get(key := document_key(name), current[key]) != current[key]]
+
+
+def page_findings(program: Program, state: State) -> Iterator[Finding]:
+    """Tell which pages were edited without a recorded reason.
+
+    It is an error once results were seen and the page is one they are judged by.
+    """
+    seen = any(run.of_kind("evaluated") for run in state.runs.values())
+    for name in unamended(program, state):
+        judged = seen and name in ("GOAL.md", "CONTEXT.md")
+        when = " after results were seen" if judged else ""
+        text = f'{name} was edited{when} and not recorded: `harness amend {name} --reason "…"`, or restore it with git'
+        yield Finding("edited_page", "error" if judged else "note", text)
 
 
 def check_amended(program: Program, state: State) -> None:

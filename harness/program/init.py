@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from harness import __version__
@@ -15,9 +13,9 @@ from harness.core.errors import InfraError, RefusedError, UsageError
 from harness.core.files import atomic_write, disk_hint
 from harness.core.git import git_line, git_output
 from harness.program.documents import Context, parse_page
+from harness.program.gitsetup import INSTALL, SETTINGS, missing_lines, run_git, spell, template, with_lines
 from harness.program.model import DOCUMENTS
 
-TEXTCONV = ("diff.harness-ledger.textconv", "harness ledger textconv")
 _PAGES = (*DOCUMENTS, "THREAD.md")
 _OWN = (*_PAGES, "rl", "analysis", "runs.jsonl")
 """Names that make a folder a program; when one exists, nothing is written."""
@@ -56,7 +54,7 @@ def init_program(
         path: the folder; made when absent.
         model: the base checkpoint: an embedded name, a local folder, or a Hub id.
         revision: the commit of a Hub id.
-        git: run `git init` outside a repository and set the diff driver of the ledger.
+        git: run `git init` outside a repository and set the drivers that show and merge the ledger.
         dry_run: touch nothing and say what would be done.
 
     Raises:
@@ -87,14 +85,8 @@ def init_program(
         for name, text in contents.items():
             atomic_write(root / name, text)
         for command in commands:
-            _run_git(root, command)
-    shown = tuple(" ".join(f'"{part}"' if " " in part else part for part in command) for command in commands)
-    return InitResult(root, tuple(contents), kept, shown, notes)
-
-
-def template(name: str) -> str:
-    """Return the text of a template that ships with the package."""
-    return (files("harness.program") / "templates" / name).read_text(encoding="utf-8")
+            run_git(root, command)
+    return InitResult(root, tuple(contents), kept, tuple(map(spell, commands)), notes)
 
 
 def _contents(root: Path, model: str, revision: str | None) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -120,9 +112,8 @@ def _contents(root: Path, model: str, revision: str | None) -> tuple[dict[str, s
     kept: list[str] = []
     for name, source in _MERGED.items():
         old = (root / name).read_text(encoding="utf-8") if (root / name).exists() else ""
-        missing = [line for line in fill(source).splitlines() if line not in old.splitlines()]
-        if missing:
-            contents[name] = old + ("\n" if old and not old.endswith("\n") else "") + "\n".join(missing) + "\n"
+        if missing := missing_lines(old, source):
+            contents[name] = with_lines(old, missing)
     for name, source in _KEPT.items():
         if (root / name).exists():
             kept.append(name)
@@ -133,23 +124,13 @@ def _contents(root: Path, model: str, revision: str | None) -> tuple[dict[str, s
 
 def _git_commands(root: Path) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
     """Return the git commands that `root` needs, and notes when git cannot run."""
-    setup = ("git", "config", *TEXTCONV)
+    setup = tuple(("git", "config", *setting) for setting in SETTINGS)
     nearest = next(folder for folder in (root, *root.parents) if folder.is_dir())
     if shutil.which("git") is None:
-        steps = f'git init && git config {TEXTCONV[0]} "{TEXTCONV[1]}"'
-        return (), (f"git is not installed; install it, then run: {steps}",)
+        return (), (f"git is not installed; install it, then run: git init && {INSTALL}",)
     inside = git_line(nearest, "rev-parse", "--is-inside-work-tree") == "true"
     # A program in an ignored folder (a scratch copy, say) is not part of the repository around it.
     ignored = inside and git_output(nearest, "check-ignore", "--quiet", str(root / "GOAL.md")) is not None
     if inside and not ignored:
-        return (setup,), ()
-    return (("git", "init", "--quiet", "--initial-branch=main"), setup), ()
-
-
-def _run_git(root: Path, command: tuple[str, ...]) -> None:
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise InfraError(
-            f"`{' '.join(command)}` failed: {done.stderr.strip()[:200]}",
-            "the files are written; run the command by hand",
-        )
+        return setup, ()
+    return (("git", "init", "--quiet", "--initial-branch=main"), *setup), ()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.config.load import read_text
+from harness.config.schema import RunConfig
 from harness.config.validate import parse_toml, validate
 from harness.core.canonical import content_sha
 from harness.program.model import Program
@@ -35,6 +36,11 @@ def read_prompt(program: Program, env: str, prompt: str) -> dict[str, str] | Non
     path = program.prompt_path(env, prompt)
     text = read_text(path, "prompt", f'use prompt = "shipped", or put the texts in {program.relative(path)}')
     return dict(validate(PromptFile, parse_toml(text, str(path)), str(path), text).components)
+
+
+def run_prompts(program: Program, config: RunConfig) -> dict[str, dict[str, str] | None]:
+    """Return per environment the texts the run's prompt replaces; None for the shipped prompt."""
+    return {section.id: read_prompt(program, section.id, section.prompt) for section in config.env}
 
 
 def prompt_sha(shipped: Mapping[str, str], replaced: Mapping[str, str] | None = None) -> str:

@@ -6,11 +6,11 @@ The block is a pure function of the ledger's state, so two people who render it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.core.errors import ConfigError
 from harness.core.files import atomic_write
-from harness.core.numbers import number_or_none, spell_interval
+from harness.core.numbers import number_or_none, spell_duration, spell_interval
 from harness.core.text import md_escape
 from harness.ledger import RunState, State
 from harness.ledger.results import last_policy_evals
@@ -20,7 +20,8 @@ BEGIN = "<!-- harness:begin -->"
 END = "<!-- harness:end -->"
 _DECISIONS_SHOWN = 10
 _OPEN_SHOWN = 20
-_STATUSES = ("running", "created", "completed", "failed", "interrupted", "stopped")
+_IDEAS_SHOWN = 5
+_STATUSES = ("running", "created", "completed", "failed", "interrupted", "crashed", "stopped")
 _INLINE_CHARS = 200
 
 
@@ -52,22 +53,39 @@ def held_out(run: RunState, metric: str = "reward") -> list[HeldOut]:
     return result
 
 
-def best_run(state: State) -> RunState | None:
-    """Return the run with the highest held-out reward, averaged over its environments; rejected runs are out."""
-    scored = []
+def best_runs(state: State) -> dict[str, tuple[RunState, HeldOut, int]]:
+    """Return per environment the run with the highest held-out reward, its result, and how many were evaluated.
+
+    Of two equal runs the older one stands. Rejected runs and runs to be run again are out, and so are
+    imported ones, whose numbers another system took on other items.
+    """
+    best: dict[str, tuple[RunState, HeldOut]] = {}
+    tried: dict[str, int] = {}
     for run in state.runs.values():
-        results = held_out(run)
-        mean = sum(result.mean for result in results) / len(results) if results else float("nan")
-        if mean == mean and run.decision not in ("reject", "rerun"):
-            scored.append((mean, run))
-    return max(scored, key=lambda item: item[0])[1] if scored else None
+        if run.kind == "import":
+            continue
+        for result in held_out(run):
+            if result.mean != result.mean:
+                continue
+            tried[result.env] = tried.get(result.env, 0) + 1
+            if run.decision in ("reject", "rerun"):
+                continue
+            if result.env not in best or result.mean > best[result.env][1].mean:
+                best[result.env] = (run, result)
+    return {env: (*best[env], tried[env]) for env in sorted(best)}
 
 
 def thread_block(state: State) -> str:
     """Return the generated block without its markers; the same state gives the same bytes."""
-    lines = ["## Where we stand", "", *_standing(state), "", "## Last decisions", "", *_decisions(state), ""]
-    lines += ["## Open hypotheses", "", *_open(state), "", "## Runs by status", "", *_by_status(state.runs.values())]
-    return "\n".join(lines)
+    parts = {
+        "Where we stand": _standing(state),
+        "Last decisions": _decisions(state),
+        "Next": _next(state),
+        "Open hypotheses": _open(state),
+        "Budget used": _budget(state),
+        "Runs by status": _by_status(state.runs.values()),
+    }
+    return "\n\n".join(f"## {title}\n\n" + "\n".join(lines) for title, lines in parts.items() if lines)
 
 
 def _standing(state: State) -> list[str]:
@@ -79,11 +97,10 @@ def _standing(state: State) -> list[str]:
         at = (champion.promoted or {}).get("at", "")
         lines.append(f"- Champion: **{champion.run}**, {_inline(champion.hypothesis)} (promoted {at[:10]})")
         lines += _results(champion)
-    best = best_run(state)
-    if best is not None and best is not champion:
-        tried = sum(bool(held_out(run)) for run in state.runs.values())
-        lines.append(f"- Best held-out reward of {tried} evaluated: **{best.run}**, {_inline(best.hypothesis)}")
-        lines += _results(best)
+    for env, (run, result, tried) in best_runs(state).items():
+        who = "the champion" if run is champion else f"**{run.run}**, {_inline(run.hypothesis)}"
+        lines.append(f"- Best on {_inline(env)} of {tried} evaluated: {who}")
+        lines += [] if run is champion else [_result(result)]
     if state.amendments:
         last = state.amendments[-1]
         name, reason = str(last.get("file", "")), str(last.get("reason", ""))
@@ -92,7 +109,11 @@ def _standing(state: State) -> list[str]:
 
 
 def _results(run: RunState) -> list[str]:
-    return [f"  - {_inline(result.env)} at step {result.step}: {result.text}" for result in held_out(run)]
+    return [_result(result) for result in held_out(run)]
+
+
+def _result(result: HeldOut) -> str:
+    return f"  - {_inline(result.env)} at step {result.step}: {result.text}"
 
 
 def _decisions(state: State) -> list[str]:
@@ -105,6 +126,58 @@ def _decisions(state: State) -> list[str]:
         for at, name, data in made[:_DECISIONS_SHOWN]
     ]
     return _table(("run", "decision", "hypothesis", "reason", "date"), rows)
+
+
+def _next(state: State) -> list[str]:
+    """Return the ideas that nobody took up yet, the newest first; no section without one."""
+    lines = []
+    for idea in reversed(state.ideas[-_IDEAS_SHOWN:]):
+        why = f" (because {_inline(str(idea['because']))})" if idea.get("because") else ""
+        left = f"{_inline(str(idea['actor']['name']))}, {idea['at'][:10]}"
+        lines.append(f"- {_inline(str(idea['hypothesis']))}{why}, left by {left}")
+    older = len(state.ideas) - len(lines)
+    return lines + ([f"- {older} older ideas: `harness next` lists them"] if older else [])
+
+
+def _budget(state: State) -> list[str]:
+    """Return what all attempts cost, and how much of it was lost to other causes than the model."""
+    attempts = [attempt for run in state.runs.values() for attempt in run.attempts]
+    if not attempts:
+        return ["Nothing: no run has been launched."]
+    spoiled = [attempt for attempt in attempts if attempt.get("failure") in ("infra", "tool", "verifier")]
+    lost = f", {spell_duration(_seconds(spoiled))} of it in {len(spoiled)} that failed outside the model"
+    looks = sum(data.get("subject") == "policy" for run in state.runs.values() for data in run.evals)
+    tokens = sum(_tokens(run) for run in state.runs.values())
+    return [
+        f"- {_count(len(attempts), 'attempt')}: {spell_duration(_seconds(attempts))} of training and evaluation"
+        + (lost if spoiled else ""),
+        f"- {tokens:,} tokens sampled for training",
+        f"- {_count(looks, 'look')} at the held-out items",
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _seconds(attempts: Iterable[Mapping[str, Any]]) -> float:
+    return sum(number_or_none(attempt.get("wall_s")) or 0.0 for attempt in attempts)
+
+
+def _tokens(run: RunState) -> int:
+    """Return the tokens that a run's attempts sampled.
+
+    Events without `sampled_tokens` hold the sum up to the last step, attempts before it included.
+    """
+    total, reached = 0, 0
+    for attempt in run.attempts:
+        sampled, tokens = attempt.get("sampled_tokens"), attempt.get("tokens")
+        if isinstance(sampled, int):
+            total += sampled
+        elif isinstance(tokens, int):
+            total += max(tokens - (reached if attempt.get("resumed_from") else 0), 0)
+        reached = tokens if isinstance(tokens, int) else reached
+    return total
 
 
 def _open(state: State) -> list[str]:

@@ -16,6 +16,7 @@ from harness.core.errors import CannotTellError
 from harness.evaluation.records import ItemRecord, parse_items
 from harness.evaluation.statistics import mean_of
 from harness.ledger import RunState
+from harness.ledger.superseded import is_superseded
 from harness.program import Goal, Program
 from harness.promotion.gates import EnvEvidence, EvalEvidence, Evidence
 
@@ -34,7 +35,7 @@ def collect(program: Program, run: RunState, goal: Goal, step: int | None = None
         goal: names the environments and the baseline.
         step: eval step to judge; None takes the step at which the last attempt completed.
     """
-    policy = [data for data in run.evals if data.get("subject") == "policy" and not _superseded(data, run.attempts)]
+    policy = [data for data in run.evals if data.get("subject") == "policy" and not is_superseded(data, run.attempts)]
     steps = sorted({int(data["step"]) for data in policy})
     final = final_step(run)
     chosen = final if step is None else step
@@ -65,13 +66,6 @@ def final_step(run: RunState) -> int | None:
 
 def _last_attempt(run: RunState) -> Mapping[str, Any]:
     return run.attempts[-1] if run.attempts else {}
-
-
-def _superseded(data: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a later attempt started from before this eval's step, so that other weights count now."""
-    return any(
-        later["attempt"] > data["attempt"] and (later.get("resumed_from") or 0) < data["step"] for later in attempts
-    )
 
 
 def _latest(evals: Sequence[Mapping[str, Any]], env: str, **equal: Any) -> Mapping[str, Any] | None:

@@ -8,10 +8,12 @@ from typing import Any
 
 from harness.core.canonical import sha256_hex
 from harness.core.errors import CannotTellError, ExitCode, NotFoundError, RefusedError, UsageError
+from harness.core.failures import SPOILED
 from harness.core.files import atomic_write
 from harness.core.names import did_you_mean
 from harness.core.types import Decision, Verdict
 from harness.ledger import Actor, Ledger, NewEvent, RunState, State
+from harness.ledger.life import live_status
 from harness.program import Context, Goal, Program, protocol_hashes, read_context, read_goal
 from harness.promotion import certificate as certificates
 from harness.promotion.evidence import collect
@@ -264,7 +266,11 @@ def _decision_hint(run: RunState) -> str:
     if not run.attempts:
         return f"`harness launch {run.run}` tests it first"
     if run.attempts[-1].get("outcome") is None:
+        if live_status(run) == "stale":
+            return f"its process is gone: `harness recover {run.run}` closes it"
         return f"`harness stop {run.run}` ends it, `harness wait {run.run}` waits"
+    if run.attempts[-1].get("failure") in SPOILED:
+        return f"the hypothesis was not tested: `harness decide {run.run} rerun`, then `harness launch {run.run}`"
     if run.promoted is not None:
         return "write down what was found with `harness note`; promoting a better run replaces it as champion"
     return f"`harness show {run.run}` shows its attempts and evals"

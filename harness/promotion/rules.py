@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.errors import ExitCode, RefusedError
+from harness.core.failures import DECISIONS, SPOILED
 from harness.core.types import Decision, FailureClass, Outcome
 from harness.ledger import RunState
-
-SPOILED = (FailureClass.INFRA, FailureClass.TOOL, FailureClass.VERIFIER)
-"""Failures that say nothing about the hypothesis."""
 
 
 class PromotionRefusedError(RefusedError):
@@ -80,9 +78,9 @@ def decision_refusal(run: RunState, decision: Decision) -> str:
     - a run that was never launched was not tested: only inconclusive;
     - a promoted run is neither rejected nor run again: its certificate stands until a better run
       is promoted;
-    - when the last attempt died of infrastructure, a tool or a verifier, only rerun or
-      inconclusive: the hypothesis was not tested;
-    - rerun needs such a failure, an interruption, or one among the items of an eval;
+    - when the last attempt died of infrastructure, a tool or a verifier, only what
+      `core.failures.DECISIONS` leaves: the hypothesis was not tested;
+    - rerun needs such a failure, an interruption, a crash, or one among the items of an eval;
     - keep needs an attempt that was not cut short and an eval of the trained policy.
 
     Args:
@@ -98,8 +96,9 @@ def decision_refusal(run: RunState, decision: Decision) -> str:
     if run.promoted is not None and decision in (Decision.REJECT, Decision.RERUN):
         return f"{run.run} is promoted; {decision} would contradict its certificate"
     spoiled = last is not None and last.get("outcome") != Outcome.COMPLETED and last.get("failure") in SPOILED
-    if last is not None and spoiled and decision not in (Decision.RERUN, Decision.INCONCLUSIVE):
-        return f"{last['failure']} failure ended the last attempt of {run.run}: only rerun or inconclusive"
+    if last is not None and spoiled and decision not in DECISIONS[FailureClass(last["failure"])]:
+        allowed = " or ".join(DECISIONS[FailureClass(last["failure"])])
+        return f"{last['failure']} failure ended the last attempt of {run.run}: only {allowed}"
     if decision is Decision.RERUN:
         return "" if spoiled or _was_spoiled(run) else _not_spoiled(run)
     if decision is Decision.KEEP:
@@ -110,7 +109,7 @@ def decision_refusal(run: RunState, decision: Decision) -> str:
 def _was_spoiled(run: RunState) -> bool:
     if not run.attempts:
         return False
-    interrupted = run.attempts[-1].get("outcome") == Outcome.INTERRUPTED
+    interrupted = run.attempts[-1].get("outcome") in (Outcome.INTERRUPTED, Outcome.CRASHED)
     return interrupted or any(data.get("failures", {}).get(kind, 0) for data in run.evals for kind in SPOILED)
 
 

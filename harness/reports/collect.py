@@ -93,7 +93,24 @@ def _origin(state: RunState) -> dict[str, Any]:
         "replicate_of": _string(created.get("replicate_of")),
         "outside_plan": _listing(created.get("outside_plan")),
         "config": _string(created.get("config")),
+        "provenance": _provenance(created),
     }
+
+
+def _provenance(created: Mapping[str, Any]) -> str:
+    """Return where an imported run comes from, in one sentence; empty for a run of this program."""
+    if created.get("provenance") != "imported":
+        return ""
+    source = created.get("source") or {}
+    told = f"imported as {created.get('format')} from {source.get('name')}"
+    if created.get("started_at"):
+        told += f", begun {created['started_at']}"
+    if created.get("reason"):
+        told += f"; {created['reason']}"
+    if created.get("parent_by") == "inferred":
+        told += "; the parent is a guess from the configs"
+    left_out = [str(text) for text in created.get("not_read") or ()]
+    return told + (f"; not read: {'; '.join(left_out)}" if left_out else "")
 
 
 def _string(value: Any) -> str:
@@ -160,8 +177,8 @@ def _eval(root: Path, data: Mapping[str, Any]) -> Eval:
         step=int(data.get("step") or 0),
         env=check_name(str(data["env"]), "environment"),  # becomes part of a plot's file name
         prompt=str(data["prompt"]),
-        n=int(data["n"]),
-        requested=int(data["requested"]),
+        n=None if data["n"] is None else int(data["n"]),
+        requested=None if data["requested"] is None else int(data["requested"]),
         failures={str(k): int(v) for k, v in sorted((data.get("failures") or {}).items())},
         means=_estimates(data.get("means")),
         gain=_estimates(data.get("gain")),
@@ -232,6 +249,8 @@ def _gates(state: RunState, goal: Goal, evals: Sequence[Eval]) -> Gates:
     """Return what `promote` recorded last, else GOAL.md's bar beside the measured values."""
     recorded = _of(state.events, "gated", "promoted")
     if not recorded:
+        if state.kind == "import":
+            return Gates(str(Verdict.NOT_RUN), (), recorded=False)  # the bar of GOAL.md is not for it
         rows = tuple(row for entry in goal.env for row in _goal_rows(entry, evals, str(goal.gate.baseline)))
         return Gates(str(Verdict.NOT_RUN), rows, recorded=False)
     data = recorded[-1].data

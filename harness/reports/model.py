@@ -21,8 +21,16 @@ class Estimate:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Estimate:
-        """Build from an event's `{mean, low, high}`; typed non-finite numbers are understood."""
-        return cls(*(decode_number(data[key]) for key in ("mean", "low", "high")))
+        """Build from an event's `{mean, low, high}`; typed non-finite numbers are understood.
+
+        An imported mean has no interval, since its items are not known: both bounds are NaN then.
+        """
+        return cls(*(decode_number(data[key]) if key in data else math.nan for key in ("mean", "low", "high")))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is an interval."""
+        return not (math.isnan(self.low) and math.isnan(self.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +41,9 @@ class Eval:
     step: int
     env: str
     prompt: str
-    n: int
-    requested: int
+    n: int | None
+    """Scored items; None where an imported result does not say."""
+    requested: int | None
     failures: Mapping[str, int]
     means: Mapping[str, Estimate]
     gain: Mapping[str, Estimate]
@@ -47,7 +56,7 @@ class Eval:
     @property
     def complete(self) -> bool:
         """Whether every item that was asked for was scored."""
-        return self.n >= self.requested
+        return self.n is None or self.requested is None or self.n >= self.requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +193,8 @@ class ReportData:
     replicate_of: str
     outside_plan: str
     config: str
+    provenance: str
+    """Where an imported run comes from; empty for a run of this program."""
     status: str
     decision: str
     reason: str

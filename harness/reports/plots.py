@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from harness.reports.model import Estimate, LabelRow, ReportData, metric_order, reward_parts
+from harness.reports.model import Estimate, Eval, LabelRow, ReportData, metric_order, reward_parts
 from harness.reports.style import (
     BLUE,
     GRID,
@@ -56,6 +56,7 @@ def render_plots(data: ReportData) -> dict[str, Plot]:
         makers.append((f"labels-{env}", lambda env=env: _labels(data, env)))  # type: ignore[misc]
     makers.append(("learning", lambda: _learning(data)))
     makers += [(f"components-{e}", lambda e=e: _components(data, e)) for e in data.metrics.environments()]  # type: ignore[misc]
+    makers.append(("logged", lambda: _logged(data)))
     makers += [("rollouts", lambda: _rollouts(data)), ("optimisation", lambda: _optimisation(data))]
     with plot_style():
         made = {name: make() for name, make in makers}
@@ -101,10 +102,13 @@ def _heldout(data: ReportData, env: str) -> Plot | None:
         least_span(axis, 0.25)
     last = final.means[names[0]] if final else None
     summary = f"; {names[0]} ends at {last.mean:.3f}" if last else ""
-    caption = (
-        f"Held-out mean by training step; the band is the {data.confidence:.0%} interval, step 0 is the base model."
-    )
+    band = f"the band is the {data.confidence:.0%} interval, " if any(e.bounded for e in _all_means(curve)) else ""
+    caption = f"Held-out mean by training step; {band}step 0 is the base model."
     return Plot(f"heldout-{env}", png(figure), f"Held-out curves of {env}{summary}", caption)
+
+
+def _all_means(curve: Sequence[Eval]) -> list[Estimate]:
+    return [estimate for point in curve for estimate in point.means.values()]
 
 
 def _reference(axis: Axes, value: float, label: str, *, dotted: bool = False) -> None:
@@ -198,6 +202,31 @@ def _learning(data: ReportData) -> Plot | None:
         f"Thin: every step. Thick: mean of the last {WINDOW} steps. Training tasks, sampled; not the held-out set."
     )
     return Plot("learning", png(figure), "Learning curves", caption)
+
+
+_TELLING = ("reward", "score", "acc", "loss")
+
+
+def _logged(data: ReportData) -> Plot | None:
+    """Draw what an imported run logged when none of it is known to be its reward."""
+    if not data.provenance or data.metrics.environments():
+        return None
+    drawable = [key for key in data.metrics.columns if len(data.metrics.series(key)[0]) > 1]
+    rank = {key: min((i for i, word in enumerate(_TELLING) if word in key.lower()), default=9) for key in drawable}
+    chosen = sorted(drawable, key=lambda key: (rank[key], key))[:MAX_METRICS]
+    if not chosen:
+        return None
+    figure, axes = new_figure(len(chosen), columns=2 if len(chosen) in (2, 4) else 3)
+    for axis, key in zip(axes, chosen, strict=True):
+        steps, values = data.metrics.series(key)
+        axis.plot(steps, values, color=INK, alpha=0.35, lw=1)
+        axis.plot(steps, running_mean(values, WINDOW), color=INK, lw=2)
+        axis.set_title(plot_text(key, 28))
+        step_axis(axis, steps)
+    left = len(drawable) - len(chosen)
+    more = f" {left} more are in data/metrics.csv." if left else ""
+    caption = f"As logged, under the source's names. Thin: every step. Thick: mean of the last {WINDOW} steps.{more}"
+    return Plot("logged", png(figure), "Logged metrics", caption)
 
 
 def _end_label(axis: Axes, x: float, y: float, label: str, colour: str) -> None:

@@ -88,6 +88,8 @@ def estimate(value: Estimate | None, *, signed: bool = False, judged: bool = Tru
         return text("—", "quiet")
     sign = "+" if signed else ""
     mean, low, high = (_number(part, sign) for part in (value.mean, value.low, value.high))
+    if not value.bounded:
+        return text(mean)
     clear = signed and (value.low > 0 or value.high < 0)
     tone: Tone = "" if not judged else "good" if value.low > 0 else "bad"
     shown = strong(mean, tone) if clear else text(mean)
@@ -120,6 +122,8 @@ def _head(data: ReportData) -> list[Block]:
     rows += [(text("Parent"), basis), (text("Status"), text(data.status))]
     if data.config:
         rows.append((text("Config"), code(data.config)))
+    if data.provenance:
+        rows.append((text("Provenance"), text(data.provenance)))
     if data.warnings:
         rows.append((text("Warnings"), strong(f"{len(data.warnings)}, listed below", "warn")))
     return [
@@ -181,6 +185,9 @@ def _heldout(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
 
 def _eval_line(data: ReportData, shown: Eval) -> str:
     who = f"Policy after step {shown.step}" if shown.subject == "policy" else "Base model"
+    if shown.n is None:
+        asked = "" if shown.requested is None else f", {shown.requested} of them asked for"
+        return f"{who}, as the source states it: its items are not known{asked}, so there is no interval."
     line = (
         f"{who}, {shown.n} of {shown.requested} items counted; means with {data.confidence:.0%} intervals, "
         "gains paired on the same items."
@@ -226,6 +233,9 @@ def _baselines(data: ReportData, env: str) -> list[Block]:
 
 def _gates(data: ReportData) -> list[Block]:
     blocks: list[Block] = [Heading(2, "Gates")]
+    if data.provenance:
+        note = "An imported run is never promoted: its numbers come from another system. Replicate it here to judge it."
+        return [*blocks, Paragraph(text(note))]
     if not data.gates.recorded:
         note = "promote has not judged this run; the table shows the bar of GOAL.md beside what was measured."
         blocks.append(Paragraph(text(note)))
@@ -267,7 +277,7 @@ def _curves(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
             rows = tuple(
                 (
                     text("base" if p.subject == "base" else str(p.step)),
-                    text(str(p.n)),
+                    text("—" if p.n is None else str(p.n)),
                     *(estimate(p.means.get(n)) for n in names),
                 )
                 for p in points
@@ -306,7 +316,7 @@ def _change(base: float | None, policy: float | None) -> str:
 def _training(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
     if not data.metrics.steps:
         return [Heading(2, "Training"), Paragraph(text("No training metrics are stored for this run."))]
-    blocks: list[Block] = [Heading(2, "Training"), *_figure(plots, "learning")]
+    blocks: list[Block] = [Heading(2, "Training"), *_figure(plots, "learning"), *_figure(plots, "logged")]
     for env in data.metrics.environments():
         blocks += _figure(plots, f"components-{env}")
     blocks += [*_figure(plots, "rollouts"), *_figure(plots, "optimisation")]
@@ -354,7 +364,8 @@ def _failures(data: ReportData) -> list[Block]:
 
 def _attempts(data: ReportData) -> list[Block]:
     if not data.attempts:
-        return [Heading(2, "Attempts"), Paragraph(text("The run has not been started."))]
+        told = "The run was not made here." if data.provenance else "The run has not been started."
+        return [Heading(2, "Attempts"), Paragraph(text(told))]
     rows = tuple(
         (
             text(str(a.attempt)),

@@ -181,7 +181,13 @@ def compact_files(program: Program, state: RunState, context: Context) -> dict[s
     names = (METRICS, ROLLOUTS, SUMMARY)
     if all((committed / name).is_file() for name in names):
         return {name: (committed / name).read_text(encoding="utf-8") for name in names}
-    # an import, or a run that was never started: evals and ledger are all there is
+    if state.kind == "import" and (committed / METRICS).is_file():
+        absent = {ROLLOUTS: "", SUMMARY: dump_summary(EMPTY)}  # an import writes only what its source has
+        found = {name: committed / name for name in names}
+        return {
+            name: path.read_text(encoding="utf-8") if path.is_file() else absent[name] for name, path in found.items()
+        }
+    # an import without metrics, or a run that was never started: evals and ledger are all there is
     tasks = evaluated_tasks(program.root, state, context)
     derived = {"labels": label_rows(program.root, state, tasks), "baselines": baseline_rows(tasks)}
     return {METRICS: "step\n", ROLLOUTS: "", SUMMARY: dump_summary({**EMPTY, **derived})}

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.core.errors import ConfigError
+from harness.core.failures import Stage, failure_of
+from harness.core.redact import redact
 from harness.core.types import Completion, Episode, FailureClass, Message, Rollout, Score, Task, failed_score
 from harness.envs.base import Environment
 from harness.inference.chat import decode, render_chat
@@ -53,11 +55,12 @@ class Timing:
 
 
 def score_episode(env: Environment, task: Task, episode: Episode) -> Score:
-    """Score an episode; a verifier that raises is a `verifier` failure, never a zero."""
+    """Score an episode; a verifier that raises is a failure of its class (see `core.failures`), never a zero."""
     try:
         return env.score(task, episode)
     except Exception as error:  # the one place where any exception of foreign code becomes a record
-        return failed_score(FailureClass.VERIFIER, f"{type(error).__name__}: {error}"[:500])
+        failure = failure_of(error, Stage.SCORE) or FailureClass.VERIFIER
+        return failed_score(failure, redact(f"{type(error).__name__}: {error}")[:500])
 
 
 def collect(

@@ -9,6 +9,7 @@ from typing import Any
 from harness.core.canonical import canonical_json, encode_non_finite, strict_loads
 from harness.core.errors import InfraError
 from harness.core.files import atomic_write
+from harness.core.redact import redactor
 from harness.core.types import Rollout
 
 
@@ -33,12 +34,12 @@ def rollout_record(rollout: Rollout, advantage: float) -> dict[str, Any]:
 
 
 def write_rollouts(path: Path, rollouts: Sequence[Rollout], advantages: Sequence[float]) -> None:
-    """Write the rollouts of one step and environment, replacing what a superseded attempt left.
+    """Write the rollouts of one step and environment; a secret that a tool or a prompt let in is replaced.
 
     Raises:
         InfraError: when the disk refuses.
     """
-    records = [rollout_record(r, a) for r, a in zip(rollouts, advantages, strict=True)]
+    records = [redactor().data(rollout_record(r, a)) for r, a in zip(rollouts, advantages, strict=True)]
     atomic_write(path, "".join(canonical_json(encode_non_finite(record), sort=False) + "\n" for record in records))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from harness.config.schema import EnvSection, RunConfig
-from harness.core.errors import StoppedError
+from harness.core.errors import DivergedError, StoppedError
 from harness.core.seeds import derive_seed
 from harness.core.types import FinishReason, Rollout, Task
 from harness.envs.base import Environment
@@ -104,7 +103,8 @@ class Trainer:
         """Train from where the progress stands to the last step.
 
         Raises:
-            StoppedError: a budget is spent, or no group has had spread for `EMPTY_LIMIT` steps.
+            StoppedError: a budget is spent.
+            DivergedError: the gradient is not finite, or no group has had spread for `EMPTY_LIMIT` steps.
         """
         started = time.monotonic()
         last = self.progress.step
@@ -182,7 +182,7 @@ class Trainer:
         append_row(self.folder / "metrics.jsonl", head | dict(sorted(row.items())))
         self.report(_progress_row(step, train.steps, row, list(by_env)))
         if empty >= EMPTY_LIMIT:
-            raise StoppedError(
+            raise DivergedError(
                 f"no group had any spread in the last {empty} steps, so there is no gradient",
                 "try a searched prompt, a higher sampling.temperature, or train.balance_labels = true",
             )
@@ -260,15 +260,6 @@ def peak_memory_mb() -> float:
     """Return the largest resident set of this process so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return float(peak / 2**20 if sys.platform == "darwin" else peak / 2**10)
-
-
-def clear_run(folder: Path) -> None:
-    """Remove what an earlier attempt left, for an attempt that starts from step 0.
-
-    Logs stay, and so do the items of evals: one that the ledger holds is not repeated.
-    """
-    for name in ("checkpoints", "adapters", "rollouts"):
-        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _progress_row(step: int, steps: int, row: Mapping[str, float], envs: Sequence[str]) -> dict[str, Any]:

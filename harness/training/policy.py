@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from harness.config.schema import TrainSection
-from harness.core.errors import StoppedError
+from harness.core.errors import DivergedError
 from harness.inference.tree import ATTENTION, TreeBatch, common_prefix
 from harness.training.batches import Group, micro_batch, split_groups
 from harness.training.losses import dapo_loss
@@ -137,7 +137,7 @@ def update_policy(
         groups: with spread; none means no update.
 
     Raises:
-        StoppedError: when the gradient is not finite; parameters keep their last good values.
+        DivergedError: when the gradient is not finite; parameters keep their last good values.
     """
     stats = StepStats()
     causal_lm.train()  # the engine samples without dropout
@@ -147,7 +147,7 @@ def update_policy(
         accumulate_gradient(causal_lm, groups[index::count], section, stats)
         stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
         if not math.isfinite(stats.grad_norm):
-            raise StoppedError("the gradient is not finite", "lower optimizer.learning_rate or lora.alpha")
+            raise DivergedError("the gradient is not finite", "lower optimizer.learning_rate or lora.alpha")
         optimizer.step()
         stats.updates += 1
     optimizer.zero_grad(set_to_none=True)

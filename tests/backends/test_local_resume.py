@@ -123,7 +123,7 @@ def test_a_kill_before_the_first_checkpoint_keeps_the_base_eval(launch_server, t
     assert launch_server.launch(toy_program.root).code == 0
     assert_same_evidence(evidence(toy_program), evidence(finished.program))
     first, second = attempts(toy_program)
-    assert (first["outcome"], first["failure"]) == ("interrupted", "infra")
+    assert (first["outcome"], first["failure"]) == ("crashed", "infra")
     assert second["resumed_from"] is None
 
 

@@ -122,14 +122,14 @@ def test_status_leads_through_the_loop(cli, program):
     assert cli("status", "--json").document["running"][0]["alive"] is True
 
 
-def test_a_run_whose_process_is_gone_is_interrupted(cli, program):
+def test_a_run_whose_process_is_gone_is_stale(cli, program):
     plan(cli, "--from", "run-001", "--set", "lora.alpha=64")
     append(program, "run-002", "started", attempt=1, **this_process() | {"pid_start": "0:0:0:0"})
     gone = this_process()
     append(program, "run-002", "started", attempt=2, **gone | {"pid_start": gone["pid_start"][:-1] + "x"})
     row = cli("list", "--json").document["rows"][0]
-    assert row["status"] == "interrupted"
-    assert cli("status", "--json").document["next"] == "harness launch run-002 --resume"
+    assert row["status"] == "stale"
+    assert cli("status", "--json").document["next"] == "harness recover run-002"
 
 
 def test_diff_shows_what_counts_and_what_does_not(cli, program):
@@ -139,7 +139,9 @@ def test_diff_shows_what_counts_and_what_does_not(cli, program):
     assert counting == ["lora.alpha"]
     assert {"train.seed"} <= {row["key"] for row in document["rows"]}
     assert "1 of" in cli("diff", "run-001", "run-002").out
-    assert cli("diff", "run-001", "run-001").out == "run-001 and run-001 do not differ\n"
+    same = cli("diff", "run-001", "run-001").out
+    assert same.startswith("run-001 and run-001 do not differ\n")
+    assert "no difference, the items of an eval are not on record" in same
 
 
 # rollouts, env
@@ -332,7 +334,7 @@ def test_stop_ends_the_recorded_process_and_only_that(cli, program):
     assert done.document["detail"]["running"] is False
     again = cli("stop", "run-001", "--json")
     assert (again.code, again.document["applied"]) == (0, False)
-    assert cli("wait", "run-001", "--json").document["outcome"] == "interrupted"
+    assert cli("wait", "run-001", "--json").document["outcome"] == "stale"
 
 
 def test_stop_leaves_a_reused_pid_alone(cli, program):

@@ -249,7 +249,7 @@ def test_unknown_kinds_are_kept_and_critical_ones_refused(event, path) -> None:
     assert ledger.state().runs["run-001"].events == [birth, strange]
     assert ledger.append("run-001", "noted", {}).prev == (strange.sha,)
     assert lines_of(path)[1] == strange.line + b"\n"
-    fatal = event(kind="renumbered", number=3, critical=True, data={"to": "run-009"})
+    fatal = event(kind="superseded", number=3, critical=True, data={"to": "run-009"})
     with path.open("ab") as file:
         file.write(fatal.line + b"\n")
     for act in (
@@ -257,7 +257,7 @@ def test_unknown_kinds_are_kept_and_critical_ones_refused(event, path) -> None:
         lambda: Ledger(path).append("run-001", "noted", {}),
         lambda: ledger.append("run-001", "noted", {}),
     ):
-        with pytest.raises(UnknownEventError, match="renumbered") as caught:
+        with pytest.raises(UnknownEventError, match="superseded") as caught:
             act()
         assert "upgrade" in caught.value.hint or "-U" in caught.value.hint
     assert len(Ledger(path).events()) == 4  # the raw events can still be listed

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.errors import ConfigError, RefusedError, UsageError
 from harness.program import Program, check_documents, init_program
-from harness.program.init import template
+from harness.program.gitsetup import template
 
 
 def git(folder, *arguments):
@@ -43,7 +43,9 @@ def test_a_new_program_is_whole(tmp_path):
     check_documents(Program.find(root, {}))
     assert (root / ".git").is_dir()
     assert git(root, "config", "diff.harness-ledger.textconv").stdout.strip() == "harness ledger textconv"
-    assert git(root, "check-attr", "diff", "runs.jsonl").stdout.strip() == "runs.jsonl: diff: harness-ledger"
+    assert git(root, "config", "merge.harness-ledger.driver").stdout.strip() == "harness ledger merge %O %A %B"
+    for name in ("diff", "merge"):
+        assert git(root, "check-attr", name, "runs.jsonl").stdout.strip() == f"runs.jsonl: {name}: harness-ledger"
     assert git(root, "check-ignore", "outputs/run-001/metrics.jsonl").returncode == 0
     assert "@" not in re.sub(r"uses: \S+@[0-9a-f]{40}", "", (root / ".github/workflows/harness.yml").read_text())
     assert "# prog" in (root / "README.md").read_text()

@@ -11,7 +11,7 @@ from harness.core.errors import ConfigError, NotFoundError, RefusedError, UsageE
 from harness.ledger import Ledger, fold
 from harness.program import Program, init_program, protocol_hashes, render_thread, unamended
 from harness.program.amend import amend, check_amended
-from harness.program.thread import BEGIN, END, best_run, replace_block, thread_block
+from harness.program.thread import BEGIN, END, best_runs, replace_block, thread_block
 
 EVIL = (
     "</td><script>alert(1)</script> | `x` <!-- harness:end --> @all #1 [a](http://e) ![i](http://e)"
@@ -76,7 +76,8 @@ def test_the_block_tells_where_we_stand(program, ledger):
     assert block.index("| run-002 | reject | Alpha 64 learns faster | collapsed |") < block.index("| run-001 | keep |")
     assert "| run-003 | running | Rank 32 helps |" in block
     assert "- completed: 2 (run-001, run-002)" in block
-    assert best_run(ledger.state()).run == "run-001"
+    (best,) = best_runs(ledger.state()).values()
+    assert (best[0].run, best[1].mean, best[2]) == ("run-001", 0.3, 2)
     ledger.append("run-001", "promoted", {"verdict": "pass", "gates": []})
     assert "Champion: **run-001**, Defaults learn (promoted 20" in thread_block(ledger.state())
 
@@ -92,7 +93,7 @@ def test_numbers_that_are_none_do_not_break_the_page(program, ledger):
     ):
         ledger.append("run-001", "evaluated", data)
         assert thread_block(ledger.state())
-    assert best_run(ledger.state()) is None
+    assert best_runs(ledger.state()) == {}
 
 
 def test_the_same_events_in_any_order_give_the_same_bytes(program, ledger):
@@ -221,3 +222,62 @@ def test_a_broken_page_cannot_be_amended(program, ledger):
     with pytest.raises(NotFoundError):
         amend(program, "GOAL.md", "x")
     assert [json.loads(line)["kind"] for line in program.ledger.read_text().splitlines()] == ["created"]
+
+
+def test_the_best_run_of_each_environment_stands_alone(program, ledger):
+    for number, (toy, drug, decision) in enumerate([(0.2, 0.5, None), (0.4, 0.3, None), (0.9, 0.9, "reject")], 1):
+        run = f"run-00{number}"
+        create(ledger, program, run, f"h{number}")
+        start(ledger, run)
+        evaluate(ledger, run, 5, toy, env="toy")
+        evaluate(ledger, run, 5, drug)
+        if decision:
+            ledger.append(run, "decided", {"decision": decision, "reason": "it cheats"})
+    ledger.append("run-004", "imported", {"type": "import", "hypothesis": "elsewhere"})
+    evaluate(ledger, "run-004", 5, 0.99, env="toy")
+    best = best_runs(ledger.state())
+    assert {env: run.run for env, (run, _, _) in best.items()} == {"drugprot": "run-001", "toy": "run-002"}
+    block = thread_block(ledger.state())
+    assert "- Best on drugprot of 3 evaluated: **run-001**, h1\n  - drugprot at step 5: reward 0.500" in block
+    assert "- Best on toy of 3 evaluated: **run-002**, h2\n  - toy at step 5: reward 0.400" in block
+    ledger.append("run-002", "promoted", {"verdict": "pass", "gates": []})
+    assert "- Best on toy of 3 evaluated: the champion\n" in thread_block(ledger.state())
+
+
+def test_the_budget_counts_every_attempt_and_what_was_lost(program, ledger):
+    create(ledger, program, "run-001")
+    assert "Nothing: no run has been launched." in thread_block(ledger.state())
+    ends = [
+        {"outcome": "crashed", "failure": "infra", "wall_s": 60.0, "tokens": None, "sampled_tokens": 1000},
+        {"outcome": "completed", "failure": None, "wall_s": 120.0, "tokens": 5000, "sampled_tokens": 4200},
+    ]
+    for attempt, end in enumerate(ends, 1):
+        ledger.append("run-001", "started", {"attempt": attempt, "resumed_from": None if attempt == 1 else 2})
+        ledger.append("run-001", "finished", {"attempt": attempt} | end)
+    evaluate(ledger, "run-001", 0, 0.1, subject="base")
+    evaluate(ledger, "run-001", 5, 0.3)
+    block = thread_block(ledger.state())
+    assert "- 2 attempts: 3.0 min of training and evaluation, 60 s of it in 1 that failed outside the model" in block
+    assert "- 5,200 tokens sampled for training\n- 1 look at the held-out items" in block
+
+
+def test_events_that_do_not_say_what_an_attempt_sampled_are_counted_by_their_sums(program, ledger):
+    create(ledger, program, "run-001")
+    for attempt, (resumed, tokens) in enumerate([(None, 100), (4, 250), (None, 80)], 1):
+        ledger.append("run-001", "started", {"attempt": attempt, "resumed_from": resumed})
+        ledger.append("run-001", "finished", {"attempt": attempt, "outcome": "stopped", "tokens": tokens})
+    assert "- 330 tokens sampled" in thread_block(ledger.state())
+
+
+def test_open_ideas_stand_in_the_block_newest_first(program, ledger):
+    for number in range(7):
+        ledger.append("program", "proposed", {"hypothesis": f"idea {number} {EVIL}", "because": "why not"})
+    text = thread_block(ledger.state())
+    assert [text.index(f"- idea {number} ") for number in (6, 5, 4, 3, 2)] == sorted(
+        text.index(f"- idea {number} ") for number in (6, 5, 4, 3, 2)
+    )
+    assert "- 2 older ideas: `harness next` lists them" in text
+    render_thread(program, ledger.state())
+    page = program.thread.read_text()
+    assert page.count(BEGIN) == page.count(END) == 1
+    assert "\n## forged" not in page
