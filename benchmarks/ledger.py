@@ -46,8 +46,11 @@ class Figure(NamedTuple):
 
 
 def datas(number: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return kind and data of the six events of a finished run, 700 bytes a line on average."""
-    run, parent = run_id(number), run_id(number - 1) if number > 1 else None
+    """Return kind and data of the six events of a finished run, 700 bytes a line on average.
+
+    They name no files, so that `verify` reads the ledger and nothing else.
+    """
+    parent = run_id(number - 1) if number > 1 else None
     config = {"train": {"steps": 30, "seed": number}, "lora": {"rank": 16, "alpha": 64.0, "targets": "all-linear"}}
     change = {"key": "lora.alpha", "old": 32.0, "new": 64.0, "kind": "config", "counts": True}
     created = {
@@ -55,23 +58,27 @@ def datas(number: int) -> list[tuple[str, dict[str, Any]]]:
         "hypothesis": f"Setting {number} raises the held-out reward without hurting validity",
         "parent": parent,
         "changes": [change],
-        "config": f"rl/{run}.toml",
         "config_sha": f"{number:064x}",
         "basis": {"config": config, "environments": {"drugprot": {"version": "1", "verifier": "v1"}}},
         "protocol": dict.fromkeys(("goal", "context", "plan"), f"{number:064x}"),
     }
     process = {"attempt": 1, "host": "elsewhere", "pid": 4000 + number % 1000, "pid_start": "a:b:c:1"}
     packed = {"commit": f"{number:040x}", "python": "3.11.7", "device": "cpu", "dtype": "bfloat16", "threads": 2}
+    packed |= {"packages_sha": f"{number:064x}", "capability": "AVX512", "torch_version": "2.9.0", "hardware": "x86_64"}
     evaluated = {"attempt": 1, "env": "drugprot", "prompt": "run", "n": 120, "requested": 120, "failures": {}}
     evaluated |= {"items_sha": f"{number:064x}", "means": dict.fromkeys(("reward", "accuracy", "valid"), MEAN)}
     policy = evaluated | {"subject": "policy", "step": 30, "gain": {"reward": MEAN, "accuracy": MEAN}}
+    reason = "the interval of the gain reaches below zero; " * 4
     return [
         ("created", created),
         ("started", process | {"resumed_from": None, "config_sha": f"{number:064x}", "environment": packed}),
         ("evaluated", evaluated | {"subject": "base", "step": 0}),
         ("evaluated", policy),
         ("finished", {"attempt": 1, "outcome": "completed", "failure": None, "step": 30, "wall_s": 1834.2}),
-        ("decided", {"decision": "reject", "reason": "the interval of the gain reaches below zero", "by_rule": False}),
+        (
+            "decided",
+            {"decision": "reject", "reason": reason, "by_rule": True},
+        ),
     ]
 
 
@@ -152,13 +159,13 @@ def append_figures(folder: Path, count: int, repeats: int) -> list[Figure]:
 
 
 def verify_figure(path: Path, count: int, bar: float, repeats: int) -> Figure:
-    """Measure `verify` of a ledger that verifies but for the configs that it names."""
+    """Measure `verify` of a ledger."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
         findings = verify(path)
         times.append(time.perf_counter() - start)
-        assert {finding.kind for finding in findings} <= {"missing_file"}
+        assert findings == []
     return Figure(f"verify {count:,} events", statistics.median(times), "s", bar)
 
 

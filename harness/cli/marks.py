@@ -39,7 +39,7 @@ def tag(
     APPS["next"],
     "next",
     "harness next",
-    'harness next --hypothesis "A lower rate keeps the gain without the collapse" --because "run-003 fell into one letter"',
+    'harness next --hypothesis "A lower rate keeps the gain" --because "run-003 fell into one letter"',
     'harness next --drop 01K3Z --reason "run-004 answered it"',
 )
 def next_run(

@@ -29,9 +29,7 @@ APPS = {"new-run": app}
 )
 def new_run(
     hypothesis: Annotated[str, typer.Option(help="One sentence that a result can refute.")] = "",
-    take_next: Annotated[
-        bool, typer.Option("--next", help="Take up the idea that `harness next` left last.")
-    ] = False,
+    take_next: Annotated[bool, typer.Option("--next", help="Take up the idea that `harness next` left last.")] = False,
     from_run: Annotated[
         str | None,
         typer.Option(

@@ -46,8 +46,8 @@ def wait(
     """Wait until a run has ended.
 
     Exit code 0 when its last attempt completed, 4 when a budget or a watchdog stopped it, 71 when the
-    machine failed or its process died without a word, 1 when it failed or was interrupted, 3 when nothing is running and nothing was, and
-    75 when it still runs after --timeout.
+    machine failed or its process died without a word, 1 when it failed or was interrupted, 3 when nothing
+    is running and nothing was, and 75 when it still runs after --timeout.
     """
     here = program()
     deadline = time.monotonic() + timeout if timeout else None

@@ -54,7 +54,9 @@ def rollouts(
     find_run(read_state(here), run)
     steps = stored_steps(_folder(here.run_dir(run), attempt))
     if not steps and attempt is not None:
-        raise NotFoundError(f"no rollouts of attempt {attempt} were superseded here", _superseded_hint(here.run_dir(run)))
+        raise NotFoundError(
+            f"no rollouts of attempt {attempt} were superseded here", _superseded_hint(here.run_dir(run))
+        )
     if not steps:
         raise NotFoundError(f"{run} has no stored rollouts here", f"`harness launch {run}` stores them in outputs/")
     chosen = max(steps) if step is None else step

@@ -28,7 +28,7 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     Readers see the old bytes or the new bytes. The mode of an existing file is kept.
 
     Raises:
-        InfraError: on a full disk, a quota, a read-only folder, or something that is no file; the old file is untouched.
+        InfraError: on a full disk, a quota, a read-only folder, or when `path` is no file; the old one is untouched.
     """
     payload = data.encode() if isinstance(data, str) else data
     target = Path(os.path.realpath(path))

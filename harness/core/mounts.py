@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 _MOUNTS = Path("/proc/mounts")
@@ -71,6 +70,8 @@ def macos_mounts(text: str) -> list[tuple[Path, str]]:
 
 
 def _mount_output() -> str:
+    import subprocess  # only where there is no /proc; it takes milliseconds
+
     try:
         done = subprocess.run(["/sbin/mount"], capture_output=True, text=True, check=False, timeout=5)
     except (OSError, subprocess.TimeoutExpired):

@@ -25,8 +25,8 @@ from harness.inference.lora import WEIGHTS, load_adapter
 from harness.inference.models import LoadedModel, load_model
 from harness.ledger import Ledger
 from harness.ledger.life import live_status
+from harness.ledger.results import current_evals
 from harness.ledger.superseded import FOLDER as SUPERSEDED
-from harness.ledger.superseded import is_superseded
 from harness.program import Context, Program, read_context
 from harness.program.amend import check_amended
 from harness.program.documents import ContextEnv
@@ -224,12 +224,11 @@ class Recorder:
         run = self.ledger.state().runs.get(self.run)
         if run is None or not path.is_file():
             return False
-        current = [e for e in run.evals if not is_superseded(e, run.attempts)]
         wanted = (subject, step, env, prompt, adapter, suite.items_sha, sha256_file(path))
         return any(
             (e["subject"], e["step"], e["env"], e["prompt"], e.get("adapter_sha"), e["items_sha"], e["file_sha"])
             == wanted
-            for e in current
+            for e in current_evals(run)
         )
 
 

@@ -20,6 +20,7 @@ from harness import __version__
 
 WORTH_BYTES = 1 << 20
 """Size from which a ledger has an index; a smaller one is read faster than the index is opened."""
+_encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _TABLE = "CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value TEXT, check_sum INTEGER) WITHOUT ROWID"
 
 
@@ -79,7 +80,7 @@ class Cache:
         """Store values in one transaction, after removing all whose keys begin with one of `clear`."""
         rows = []
         for key, value in entries:
-            text = json.dumps(value, separators=(",", ":"))
+            text = _encode(value)
             rows.append((key, text, _sum(key, text)))
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")

@@ -26,9 +26,11 @@ MAX_LINE_BYTES = 1 << 20
 RENUMBERED = "renumbered"
 """The kind that gives a run another number; see `numbering`."""
 KINDS = frozenset(
-    ["created", "started", "evaluated", "finished", "gated", "decided", "promoted", "noted", "imported", "amended"]
-    + ["tagged", "proposed"]
-) | {RENUMBERED}
+    [
+        *("created", "started", "evaluated", "finished", "gated", "decided", "promoted", "noted", "imported"),
+        *("amended", "tagged", "proposed", RENUMBERED),
+    ]
+)
 FIRST_KINDS = frozenset(["created", "imported"])
 """Kinds a run may begin with."""
 ACTOR_KINDS = frozenset(["person", "agent", "ci"])

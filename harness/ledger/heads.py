@@ -90,7 +90,10 @@ def find_heads(ledger: Path, run: str) -> list[Head] | None:
     """
     found: Any = None
     with cache.opened(ledger) as stored:
-        found = stored.get(f"heads/{run}") if stored is not None else None
+        if stored is not None:
+            found = stored.get(f"heads/{run}")
+            if found is None and (row := stored.get(f"run/{run}")) is not None:
+                found = row["heads"]  # as they were when all of the ledger was folded; none have come since
     if found is None:
         return None
     heads = [Head(*head) for head in found]

@@ -24,10 +24,7 @@ from harness.ledger.heads import Head, entries, heads_among, make_mark
 from harness.ledger.numbering import contests
 from harness.ledger.store import Ledger
 
-MEMBERS = (
-    *("status", "decision", "decided_at", "reason", "kind", "hypothesis", "parent", "created_at", "config_sha", "root"),
-    *("tags", "idea"),
-)
+MEMBERS = ("status", "decision", "decided_at", "kind", "hypothesis", "parent", "created_at", "tags", "idea")
 """Members of a `RunState` that the index holds."""
 _LOCAL_KINDS = KINDS - {"promoted", RENUMBERED}
 """Kinds that change nothing outside their own run."""
@@ -89,6 +86,10 @@ def _summary(run: RunState) -> dict[str, Any]:
     return {name: getattr(run, name) for name in MEMBERS}
 
 
+def _row(run: RunState, placed: list[tuple[Event, list[int]]]) -> dict[str, Any]:
+    return _summary(run) | {"places": [place for _, place in placed], "heads": heads_among(placed)}
+
+
 def _whole(path: Path) -> Reading:
     ledger = Ledger(path)
     return Reading(ledger.state(), ledger.warnings)
@@ -97,7 +98,7 @@ def _whole(path: Path) -> Reading:
 class _LazyRun(RunState):
     """A run whose events are parsed when they are asked for."""
 
-    def __init__(self, run: str, members: dict[str, Any], load: Callable[[], list[Event]]) -> None:
+    def __init__(self, run: str, members: dict[str, Any], load: Callable[[str, Places], list[Event]]) -> None:
         # Everything a RunState derives is a cached property, so what stands here is not derived again.
         self.__dict__ = members
         self.run = run
@@ -106,7 +107,7 @@ class _LazyRun(RunState):
     def __getattr__(self, name: str) -> Any:
         if name != "events":
             raise AttributeError(name)
-        self.events: list[Event] = self._load()
+        self.events: list[Event] = self._load(self.run, self.__dict__["places"])
         return self.events
 
 
@@ -139,7 +140,6 @@ class _Known:
 
     def state(self) -> State:
         """Return the state, its runs lazy."""
-        runs: dict[str, RunState] = {}
         whole: list[State] = []
 
         def events_of(run: str, places: Places) -> list[Event]:
@@ -150,11 +150,10 @@ class _Known:
                     whole.append(fold(map(parse_line, self.data.split(b"\n")[:-1])))
                 return whole[0].runs[run].events
 
-        for name in sorted(self.rows, key=lambda name: (len(name), name)):
-            members = self.rows[name]
-            places = members.pop("places")
+        for members in self.rows.values():
             members["tags"] = tuple(members["tags"])
-            runs[name] = _LazyRun(name, members, lambda name=name, places=places: events_of(name, places))  # type: ignore[misc]
+        names = sorted(self.rows, key=lambda name: (len(name), name))
+        runs: dict[str, RunState] = {name: _LazyRun(name, self.rows[name], events_of) for name in names}
         return State(runs, self.events(PROGRAM, self.program), self.meta["champion"])
 
     def grow(self) -> dict[str, Placed] | None:
@@ -186,11 +185,10 @@ class _Known:
 
     def _fold_run(self, run: str, group: Placed) -> None:
         ordered = in_order([event for event, _ in group.values()])
-        places = [group[event.sha][1] for event in ordered]
         if run == PROGRAM:
-            self.program = places
+            self.program = [group[event.sha][1] for event in ordered]
         else:
-            self.rows[run] = _summary(RunState(run, ordered)) | {"places": places}
+            self.rows[run] = _row(RunState(run, ordered), [group[event.sha] for event in ordered])
 
 
 def _follows(event: Event, group: Placed) -> bool:
@@ -250,29 +248,25 @@ def _build(source: _Bytes) -> Reading:
         return _whole(source.path)  # which names line and byte
     warning = network_warning(source.path)
     if _is_plain(placed):
-        groups = {name: [placed[event.sha] for event in run.events] for name, run in state.runs.items()}
-        rows = {
-            name: _summary(run) | {"places": [place for _, place in groups[name]]} for name, run in state.runs.items()
-        }
-        if state.program_events:
-            groups[PROGRAM] = [placed[event.sha] for event in state.program_events]
-        program = [place for _, place in groups.get(PROGRAM, [])]
-        heads = {run: heads_among(group) for run, group in groups.items()}
+        rows = {name: _row(run, [placed[event.sha] for event in run.events]) for name, run in state.runs.items()}
+        about = [placed[event.sha] for event in state.program_events]
         meta = _meta(source.data, state.champion, len(rows))
-        _store(source, meta, program, rows, heads, clear=["run/", "heads/"])
+        heads = {PROGRAM: heads_among(about)} if about else {}
+        _store(source, meta, [place for _, place in about], rows, heads, clear=["run/", "heads/"])
     return Reading(state, [warning] if warning else [])
 
 
 def _is_plain(placed: Placed) -> bool:
     """Tell whether each run can be folded alone: no contested number, no link out of a run, no foreign spelling."""
-    runs = {sha: event.run for sha, (event, _) in placed.items()}
     begun: set[str] = set()
     for event, _ in placed.values():
-        if contests(event, event.run if event.run in begun else None) or event.line[_ID] != event.id.encode():
+        run = event.run
+        if contests(event, run if run in begun else None) or event.line[_ID] != event.id.encode():
             return False
-        if any(runs.get(sha) != event.run for sha in event.prev):
-            return False
-        begun.add(event.run)
+        for sha in event.prev:
+            if sha not in placed or placed[sha][0].run != run:
+                return False
+        begun.add(run)
     return True
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from harness.core.canonical import decode_number, strict_loads
 
 FOLDER = "superseded"
-"""In a run's folder: `attempt_K/`, with the rollouts, adapters and eval items that attempt K left and a later one took."""
+"""In a run's folder: `attempt_K/`, with the rollouts, adapters and eval items that a later attempt took from K."""
 
 
 def is_superseded(data: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> bool:

@@ -9,6 +9,7 @@ from harness.core.errors import ExitCode, RefusedError
 from harness.core.failures import DECISIONS, SPOILED
 from harness.core.types import Decision, FailureClass, Outcome
 from harness.ledger import RunState
+from harness.ledger.results import current_evals
 
 
 class PromotionRefusedError(RefusedError):
@@ -110,7 +111,7 @@ def _was_spoiled(run: RunState) -> bool:
     if not run.attempts:
         return False
     interrupted = run.attempts[-1].get("outcome") in (Outcome.INTERRUPTED, Outcome.CRASHED)
-    return interrupted or any(data.get("failures", {}).get(kind, 0) for data in run.evals for kind in SPOILED)
+    return interrupted or any(data.get("failures", {}).get(kind, 0) for data in current_evals(run) for kind in SPOILED)
 
 
 def _not_spoiled(run: RunState) -> str:
@@ -122,6 +123,6 @@ def _not_keepable(run: RunState) -> str:
         return ""
     if run.attempts[-1].get("outcome") not in (Outcome.COMPLETED, Outcome.STOPPED):
         return f"the last attempt of {run.run} ended as {run.attempts[-1].get('outcome')}; only a finished run is kept"
-    if run.kind == "training" and not any(data.get("subject") == "policy" for data in run.evals):
+    if run.kind == "training" and not any(data.get("subject") == "policy" for data in current_evals(run)):
         return f"{run.run} has no held-out eval of its policy, so nothing says that it is worth keeping"
     return ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.canonical import canonical_json, decode_number, sha256_file
 from harness.core.ids import check_name
 from harness.core.types import Verdict
+from harness.ledger.results import current_evals
 from harness.reports.model import (
     AttemptRow,
     BaselineRow,
@@ -55,7 +56,7 @@ def collect(
         samples: chosen rollouts.
         summary: what `harness.reports.summary` derived from the run directory.
     """
-    evals = tuple(_eval(root, data) for data in _latest_evals(state.evals))
+    evals = tuple(_eval(root, data) for data in _latest_evals(current_evals(state)))
     data = ReportData(
         **_origin(state),
         status=state.status,

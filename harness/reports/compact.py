@@ -17,6 +17,7 @@ from typing import Any
 from harness.core.canonical import canonical_json, decode_number, encode_non_finite, strict_loads
 from harness.core.errors import ConfigError
 from harness.core.numbers import number_or_none
+from harness.ledger.superseded import current_rows
 from harness.reports.model import Metrics, Sample
 
 METRICS_BYTES = 1_200_000
@@ -48,12 +49,14 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def merge_metrics(rows: Iterable[Mapping[str, Any]]) -> Metrics:
-    """Merge metric rows by step; of two values for one step and key the later one stands."""
+    """Merge metric rows by step, without those that a later attempt superseded.
+
+    Of two values for one step and key the later one stands.
+    """
     merged: dict[int, dict[str, float]] = {}
-    for row in rows:
-        step = row.get("step")
-        if isinstance(step, bool) or not isinstance(step, int):
-            continue
+    numbered = [row for row in rows if isinstance(row.get("step"), int) and not isinstance(row.get("step"), bool)]
+    for row in current_rows(numbered):
+        step = row["step"]
         target = merged.setdefault(step, {})
         for key, value in row.items():
             if key not in _LEFT_OUT:

@@ -12,6 +12,7 @@ from harness.core.canonical import canonical_json, encode_non_finite, strict_loa
 from harness.core.errors import ConfigError, HarnessError
 from harness.envs.registry import ENVIRONMENTS, load_environment
 from harness.evaluation.records import read_items
+from harness.ledger.results import current_evals
 from harness.reports.collect import flatten
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ def evaluated_tasks(root: Path, state: RunState, context: Context) -> dict[str, 
     """
     found: dict[str, list[Task]] = {}
     trained = training_args(state)
-    for name in sorted({str(entry["env"]) for entry in state.evals}):
-        last = _last_eval(state.evals, name, "policy") or _last_eval(state.evals, name, "base")
+    for name in sorted({str(entry["env"]) for entry in current_evals(state)}):
+        last = _last_eval(current_evals(state), name, "policy") or _last_eval(current_evals(state), name, "base")
         frozen = context.eval_env(name)
         split = frozen.split if frozen else "heldout"
         recorded = last.get("protocol")
@@ -113,7 +114,7 @@ def label_rows(root: Path, state: RunState, tasks: Mapping[str, Sequence[Task]])
     rows: list[dict[str, Any]] = []
     for name, items in tasks.items():
         labels = {task.id: task.label for task in items}
-        evals = {subject: _last_eval(state.evals, name, subject) for subject in ("base", "policy")}
+        evals = {subject: _last_eval(current_evals(state), name, subject) for subject in ("base", "policy")}
         if not evals["policy"]:
             continue
         try:

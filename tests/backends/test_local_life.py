@@ -96,7 +96,11 @@ def test_a_run_that_starts_over_keeps_the_older_attempt_and_takes_nothing_from_i
     assert {name: files(kept / name) for name in before} == before
     assert len(read_rows(kept / "metrics.jsonl")) == 8
     run = Ledger(program.ledger).state().runs[RUN]
-    assert [(data["step"], is_superseded(data, run.attempts)) for data in run.evals] == [(0, False), (4, True), (8, True)]
+    assert [(data["step"], is_superseded(data, run.attempts)) for data in run.evals] == [
+        (0, False),
+        (4, True),
+        (8, True),
+    ]
     assert run.attempts[-1]["step"] == 2  # of this attempt, whatever the files of the first one say
     promoted = launch_server.run(root, "promote", RUN, "--json")
     assert promoted.code == 3  # the current attempt did not complete

@@ -36,12 +36,11 @@ def test_a_signal_waits_for_the_end_of_the_block(handled):
 
 def test_a_signal_may_be_let_through_earlier(handled):
     reached = []
-    with pytest.raises(KeyboardInterrupt):
-        with held_signals() as release:
-            os.kill(os.getpid(), signal.SIGTERM)
-            reached.append("held")
-            release()
-            reached.append("not here")
+    with pytest.raises(KeyboardInterrupt), held_signals() as release:
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached.append("held")
+        release()
+        reached.append("not here")
     assert reached == ["held"]
     with held_signals() as release:
         release()
@@ -50,19 +49,17 @@ def test_a_signal_may_be_let_through_earlier(handled):
 
 
 def test_blocks_nest(handled):
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), held_signals():
         with held_signals():
-            with held_signals():
-                os.kill(os.getpid(), signal.SIGTERM)
-            assert handled == []
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert handled == []
     assert handled == [signal.SIGTERM]
 
 
 def test_an_exception_of_the_block_is_not_lost(handled):
-    with pytest.raises(KeyboardInterrupt) as caught:
-        with held_signals():
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise ValueError("first")
+    with pytest.raises(KeyboardInterrupt) as caught, held_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise ValueError("first")
     assert isinstance(caught.value.__context__, ValueError)
 
 

@@ -167,6 +167,25 @@ def test_a_run_of_unknown_names_gets_its_curve_from_the_option(program, cli, tmp
     assert (program.analysis_dir("run-001") / "plots" / "learning.png").exists()
 
 
+def test_a_run_of_unknown_names_is_drawn_as_logged_and_asks_for_the_reward(program, cli, tmp_path):
+    (tmp_path / "tb").mkdir()
+    points = [(step, name, step / 4) for step in range(4) for name in ("aux", "score/eval")]
+    (tmp_path / "tb" / "events.out.tfevents.1").write_bytes(builders.event_file(points))
+    assert "`--reward METRIC` names it" in cli("import", tmp_path / "tb").out
+    cli("report", "run-001")
+    assert [path.name for path in (program.analysis_dir("run-001") / "plots").iterdir()] == ["logged.png"]
+
+
+def test_show_tells_the_settings_and_the_last_values(program, cli, exports):
+    cli("import", exports)
+    shown = cli("show", "run-002")
+    for text in ("as wandb-csv from exports", "learning_rate", "1e-05", "train/toy_env/reward/mean", "[redacted]"):
+        assert text in shown.out
+    document = cli("show", "run-002", "--json").document
+    assert document["imported"]["settings"]["lora_alpha"] == 16
+    assert document["evals"][0]["means"]["reward"] == {"mean": 0.25}  # no items, no interval
+
+
 def test_verifiers_items_give_an_interval_and_compact_evidence(program, cli, tmp_path):
     rows = [builders.result_row(example, float(example % 2)) for example in range(6)]
     builders.write_results(tmp_path / "toy", rows, num_examples=6, rollouts_per_example=1)

@@ -110,7 +110,8 @@ class Repository:
         items.write_text(f'{{"task": "{hypothesis}"}}\n')
         (items.parents[1] / "report.md").write_text(f"# {run}: {hypothesis}\n")
         (items.parents[1] / f"{hypothesis.split()[0]}.txt").write_text("only this run has it\n")
-        evaluated = {"attempt": 1, "subject": "policy", "step": 1, "env": "drugprot"}
+        evaluated = {"attempt": 1, "subject": "policy", "step": 1, "env": "drugprot", "prompt": "run", "n": 1}
+        evaluated |= {"requested": 1, "failures": {}, "means": {}, "gain": {}}
         evaluated |= {"file": items.relative_to(self.root).as_posix(), "file_sha": sha256_file(items)}
         self.ledger.append(run, "evaluated", evaluated)
         self.ledger.append(run, "finished", {"attempt": 1, "outcome": "completed"})

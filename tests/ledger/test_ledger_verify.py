@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.config.load import config_sha, load_config, resolved
-from harness.core.canonical import sha256_file
+from harness.core.canonical import sha256_file, sha256_hex
 from harness.ledger import Ledger
-from harness.ledger.verify import Finding, verify
+from harness.ledger.lost import Base, shas
+from harness.ledger.verify import Finding, check, verify
 
 DOCS = Path(__file__).parents[2] / "docs" / "ledger.md"
 CONFIG = 'hypothesis = "h"\n\n[[env]]\nid = "drugprot"\n\n[lora]\nalpha = 32.0\n'
@@ -85,6 +86,110 @@ def test_unknown_kinds_verify_and_critical_ones_do_not(event, path) -> None:
     assert verify(path) == []
     write(path, birth, event(kind="sparkled", number=2, second=1, prev=[birth.sha], critical=True))
     assert kinds(path) == ["too_new"]
+
+
+def test_forks_are_told_apart_from_damage(event, path) -> None:
+    birth = event(kind="created", number=1)
+    sides = [event(number=number, second=number, prev=[birth.sha]) for number in (2, 3)]
+    write(path, birth, *sides)
+    assert [(f.kind, f.severity, f.line) for f in verify(path)] == [("fork", "note", 1)]
+
+
+def test_a_renumbered_run_verifies_and_a_bad_number_does_not(event, path) -> None:
+    birth = event(kind="created", number=1)
+    unaware = event(number=2, second=2, prev=[birth.sha])
+    moved = event(kind="renumbered", number=3, second=1, prev=[birth.sha], critical=True, data={"to": "run-007"})
+    later = event("run-007", number=4, second=3, prev=sorted([unaware.sha, moved.sha]))
+    write(path, birth, unaware, moved, later)
+    assert kinds(path) == ["fork"]
+    stranger = event("run-008", number=5, second=4, prev=[moved.sha])
+    write(path, birth, moved, stranger)
+    assert kinds(path) == ["wrong_link", "no_creation"]
+    bad = event(kind="renumbered", number=3, second=1, prev=[birth.sha], critical=True, data={"to": "../run-007"})
+    write(path, birth, bad)
+    assert kinds(path) == ["bad_number"]
+
+
+def lost(path, base: bytes | None, own: bytes = b"") -> list[tuple[str, str]]:
+    done = check(path, base=Base("main", base, shas(own or base)))
+    return [(finding.kind, finding.message) for finding in done.findings if finding.severity == "error"]
+
+
+def test_what_a_base_shows(event, path) -> None:
+    one, two = event(kind="created", number=1), event("run-002", "created", number=2)
+    notes = [event(number=3 + place, second=1 + place, data={"text": str(place)}) for place in range(3)]
+    chain = [one]
+    for place, note in enumerate(notes):
+        chain.append(event(number=3 + place, second=1 + place, prev=[chain[-1].sha], data=note.data))
+    text = b"".join(e.line + b"\n" for e in [*chain, two])
+    write(path, *chain, two)
+    assert lost(path, text) == [] and lost(path, text + b"damaged\n") == [] and lost(path, None) == []
+    write(path, *chain[:2], two)
+    assert lost(path, text) == [("lost_event", "2 events (noted) that main has are gone from the end of run-001")]
+    write(path, chain[0], *chain[2:], two)
+    assert [kind for kind, _ in lost(path, text)] == ["missing_event", "lost_event"]
+    assert "from within run-001" in lost(path, text)[1][1]
+    write(path, *chain)
+    assert [kind for kind, _ in lost(path, text)] == ["lost_run"]
+    path.unlink()
+    assert [kind for kind, _ in lost(path, text)] == ["lost_run", "lost_run"]
+
+
+def test_a_replaced_event_is_found_although_every_hash_is_right(event, path) -> None:
+    birth = event(kind="created", number=1)
+    note, forged = (event(number=2, second=1, prev=[birth.sha], data={"text": text}) for text in ("bad", "good"))
+    write(path, birth, forged)
+    assert verify(path) == []
+    assert [kind for kind, _ in lost(path, birth.line + b"\n" + note.line + b"\n")] == ["rewritten"]
+
+
+def test_events_that_were_never_merged_are_not_called_lost(event, path) -> None:
+    birth = event(kind="created", number=1)
+    write(path, birth)
+    newer = birth.line + b"\n" + event(number=2, second=1, prev=[birth.sha]).line + b"\n"
+    ((kind, message),) = lost(path, newer, own=birth.line + b"\n")
+    assert kind == "behind" and "merge main first" in message
+
+
+def test_recorded_heads_vouch_for_everything_before_them(event, path) -> None:
+    birth = event(kind="created", number=1)
+    note = event(number=2, second=1, prev=[birth.sha])
+    amended = event("program", "amended", number=3, data={"file": "GOAL.md", "new_sha": "0"})
+    write(path, birth, note, amended)
+    heads = check(path).heads()
+    assert heads == {"program": [amended.sha], "run-001": [note.sha]}
+    more = event(number=4, second=2, prev=[note.sha])
+    write(path, more, amended, birth, note)
+    assert not check(path, recorded=heads).findings
+    for left in ([birth, note], [birth, amended], [amended]):
+        write(path, *left)
+        assert "lost_event" in {finding.kind for finding in check(path, recorded=heads).findings}
+    write(path, birth, amended)
+    assert [f.kind for f in check(path, recorded={"": [note.sha]}).findings] == ["lost_event"]
+
+
+def test_what_lives_in_outputs_is_not_here(ledger, path, tmp_path) -> None:
+    for run in ("run-001", "run-002"):
+        ledger.append(run, "created", {})
+        ledger.append(run, "started", {"attempt": 1})
+        ledger.append(run, "finished", {"attempt": 1, "outcome": "completed", "metrics_sha": sha256_hex(b"{}\n")})
+    (found,) = verify(path)
+    assert (found.kind, found.severity) == ("not_here", "note") and "run-001, run-002" in found.message
+    for run in ("run-001", "run-002"):
+        (tmp_path / "outputs" / run).mkdir(parents=True)
+        (tmp_path / "outputs" / run / "metrics.jsonl").write_text("{}\n")
+    assert verify(path) == []
+    (tmp_path / "outputs/run-002/metrics.jsonl").write_text('{"step": 1}\n')
+    assert [(f.kind, f.severity, f.run) for f in verify(path)] == [("changed_file", "note", "run-002")]
+    ledger.append("run-001", "evaluated", {"attempt": 1, "file": "outputs/run-001/x.jsonl", "file_sha": "0" * 64})
+    assert [f.kind for f in verify(path)] == ["not_here", "changed_file"]
+
+
+def test_a_config_whose_reason_was_rewritten(ledger, path, tmp_path) -> None:
+    with_run(ledger, tmp_path)
+    (tmp_path / "rl/run-001.toml").write_text(CONFIG.replace('"h"', '"what came out"'))
+    (found,) = verify(path)
+    assert (found.kind, found.severity) == ("changed_file", "error") and found.message.endswith(": hypothesis")
 
 
 def with_run(ledger: Ledger, root, started: bool = True) -> None:

@@ -60,6 +60,22 @@ def test_the_workflow_is_pinned_and_read_only():
     assert "pull_request_target" not in text
 
 
+def test_the_workflow_verifies_every_pull_request_against_its_base():
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the workflow")
+    workflow = yaml.safe_load(template("workflow.yml"))
+    assert "pull_request" in workflow[True]  # YAML 1.1 reads `on` as true
+    (job,) = workflow["jobs"].values()
+    steps = job["steps"]
+    checkout = next(step for step in steps if step.get("uses", "").startswith("actions/checkout@"))
+    assert checkout["with"] == {"fetch-depth": 0, "persist-credentials": False}
+    commands = {step["run"]: step for step in steps if "run" in step}
+    assert not any("${{" in command for command in commands)
+    verify = commands['harness ledger verify --base "origin/$BASE_REF"']
+    assert verify["if"] == "github.event_name == 'pull_request'"
+    assert verify["env"] == {"BASE_REF": "${{ github.base_ref }}"}
+    assert {"harness thread --check", "harness report --check"} <= commands.keys()
+
+
 def test_dry_run_touches_nothing(tmp_path):
     result = init_program(tmp_path / "prog", dry_run=True)
     assert "GOAL.md" in result.written and any(command.startswith("git init") for command in result.commands)
