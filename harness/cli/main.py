@@ -123,6 +123,10 @@ def _dispatch(args: list[str]) -> int:
             code = load_command(first).main(args=args[1:], prog_name=f"harness {first}", standalone_mode=False)
     except TyperException as error:
         return _usage(error)
+    except SystemExit as ended:  # typer turns a broken pipe into exit code 1, which here would be a verdict
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise ended.__context__ from None
+        raise
     if code == ExitCode.INTERRUPTED:  # typer swallows Ctrl-C and returns its code
         raise KeyboardInterrupt
     return int(code or 0)

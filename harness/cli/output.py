@@ -174,8 +174,8 @@ def write_error(error: HarnessError) -> int:
 
 
 def _short(text: str) -> str:
-    """Cut a message that quotes something huge; its beginning says what happened."""
-    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text) - 2000} characters omitted)"
+    """Cut the middle out of a message that quotes something huge."""
+    return text if len(text) <= 1200 else f"{text[:800]} … ({len(text) - 1200} characters omitted) … {text[-400:]}"
 
 
 def _text_of(cell: Cell) -> Part:

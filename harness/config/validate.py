@@ -135,7 +135,7 @@ def _unfit(data: Any, loc: Loc = ()) -> Iterator[tuple[Loc, str, str]]:
 def _describe(error: Mapping[str, Any], model: type[BaseModel], data: Any) -> tuple[str, str]:
     """Return (what is wrong, hint) for one pydantic error."""
     loc: Loc = tuple(error["loc"])
-    key = dotted(loc, data)
+    key = dotted(loc, data)[:200]
     kind = error["type"]
     if kind == "extra_forbidden":
         known = [*loc[:-1], ""]

@@ -90,9 +90,13 @@ def read_adapter(folder: Path) -> tuple[LoraSection, dict[str, torch.Tensor]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         what = " ".join(str(error).split())[:300]  # pydantic writes several lines
         raise InfraError(f"the adapter in {folder} is missing or corrupt: {what}", hint) from error
-    bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
-    if bad or not state:
-        raise InfraError(f"the adapter in {folder} holds non-finite numbers in {bad[:1]}", hint)
+    for name, tensor in state.items():
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise InfraError(f"the adapter in {folder} holds non-finite numbers or whole ones in {name}", hint)
+        if "lora_A" in name and tensor.shape[:1] != (section.rank,):  # before a wrong rank asks for memory
+            raise InfraError(f"the adapter in {folder} does not fit the model or its settings: {name}", hint)
+    if not state:
+        raise InfraError(f"the adapter in {folder} holds no weights", hint)
     return section, state
 
 

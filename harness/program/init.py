@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -82,11 +83,25 @@ def init_program(
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InfraError(f"cannot make {root}: {error.strerror}", disk_hint(error)) from error
-        for name, text in contents.items():
-            atomic_write(root / name, text)
+        _write(root, contents)
         for command in commands:
             run_git(root, command)
     return InitResult(root, tuple(contents), kept, tuple(map(spell, commands)), notes)
+
+
+def _write(root: Path, contents: dict[str, str]) -> None:
+    """Write every file, or take back the new ones, so that the same command can be run again."""
+    new = [root / name for name in contents if not (root / name).exists()]
+    try:
+        for name, text in contents.items():
+            atomic_write(root / name, text)
+    except BaseException:
+        for path in new:
+            path.unlink(missing_ok=True)
+        for folder in sorted({path.parent for path in new} - {root}, reverse=True):
+            with contextlib.suppress(OSError):  # it holds something else
+                folder.rmdir()
+        raise
 
 
 def _contents(root: Path, model: str, revision: str | None) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -14,6 +14,7 @@ import pytest
 from harness.cli import main as entry
 from harness.cli.help import EXIT_CODES
 from harness.core.errors import BusyError, CannotTellError, ExitCode, InfraError, LedgerCorruptError, VerdictError
+from harness.ledger import Ledger
 from harness.ledger.process import this_process
 
 
@@ -246,3 +247,15 @@ def test_completion_knows_commands_and_runs(program):
 
     assert "promote" in complete("harness pro", 1)
     assert complete("harness show run-", 2) == ["run-001"]
+
+
+def test_a_reader_that_leaves_in_the_middle_is_no_verdict(program):
+    text = "x" * 300_000
+    Ledger(program.ledger).append("run-001", "noted", {"text": text})
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "show", "run-001"], stdout=gone, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (141, b"")

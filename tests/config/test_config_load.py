@@ -234,3 +234,10 @@ def test_a_wrong_value_gets_the_meaning_of_its_key(base):
     with pytest.raises(ConfigError) as caught:
         set_key(base, "lora=3")
     assert "rank" in caught.value.hint
+
+
+def test_a_huge_assignment_is_quoted_short(base):
+    for assignment in ("a" * 10**6 + "=1", "lora.alpha=" + "x" * 10**6, "lora.alpha=" + "[" * 10**6):
+        with pytest.raises(ConfigError) as caught:
+            set_key(base, assignment)
+        assert len(str(caught.value)) < 600

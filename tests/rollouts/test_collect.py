@@ -198,3 +198,11 @@ def test_a_damaged_line_is_located(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InfraError, match=r"x\.jsonl:2: "):
         list(read_rollouts(path))
+
+
+@pytest.mark.parametrize("line", ["[]", "null", "1"])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "toy.jsonl"
+    path.write_text(f"{{}}\n{line}\n")
+    with pytest.raises(InfraError, match=r"toy\.jsonl:2: not a JSON object"):
+        list(read_rollouts(path))
