@@ -78,7 +78,7 @@ def main() -> int:
     before, rest = text.split(BEGIN, 1)
     old, after = rest.split(END, 1)
     start = old.index("| seed ")
-    end = old.rindex("|\n") + 2
+    end = old.index("\n\n", start) + 1
     new = f"{before}{BEGIN}{old[:start]}{table()}\n{old[end:]}{END}{after}"
     if options.check:
         print("README.md: the table of seeds is " + ("current" if new == text else "stale; run this without --check"))
