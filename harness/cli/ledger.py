@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.output import Line, Result, Styled, mutation_document, rows_document
+from harness.cli.output import Line, Result, Styled, mutation_document, rows_document, settings
 from harness.cli.shared import DryRun, RunArg, command, new_app
 from harness.cli.state import program, refresh_thread
 from harness.core.errors import ExitCode, HarnessError, NotFoundError
@@ -51,7 +51,7 @@ def verify(
     errors = [finding for finding in done.findings if finding.severity == "error"]
     counts = {"errors": len(errors), "notes": len(done.findings) - len(errors), "events": len(done.events)}
     data = rows_document([asdict(finding) for finding in done.findings], counts, False)
-    data |= {"verifies": not errors, "base": base, "heads": done.heads()}
+    data |= {"verifies": not errors, "base": base, "heads": done.heads() if settings.json else {}}
     lines = finding_lines(done.findings)
     if errors:
         kinds = count_words(Counter(finding.kind for finding in errors))
@@ -92,7 +92,9 @@ def merge(base: _Side, ours: _Side, theirs: _Side) -> Result:
     data = mutation_document(str(ours), applied=done.data is not None, dry_run=False, detail=detail)
     lines: list[Line] = [(Styled("conflict:", "bad"), f" {problem}") for problem in done.problems]
     lines += [(Styled("note:", "warn"), f" {note}") for note in done.notes]
-    if done.data is None:
+    if done.data is not None:
+        lines.append(f"{done.events} events of both sides are in the ledger")
+    else:
         lines.append("the ledger was not merged: repair that side, or restore the file with git, and merge again")
     return Result(data, lines, ExitCode.NO if done.problems else ExitCode.OK)
 
@@ -153,7 +155,7 @@ def renumber(
     done = solve(here, run, to=to, base=base, dry_run=dry_run)
     if done.settled:
         refresh_thread(here)
-        _write_reports(here, [new for _, new in done.settled], done.notes)
+        _write_reports(here, [new for _, new in done.settled], done.files, done.notes)
     detail = {
         "base": done.base,
         "moves": [{"from": old, "to": new} for old, new in done.moves],
@@ -176,7 +178,7 @@ def renumber(
     return Result(data, lines)
 
 
-def _write_reports(here: Program, runs: list[str], notes: list[str]) -> None:
+def _write_reports(here: Program, runs: list[str], files: list[str], notes: list[str]) -> None:
     """Write the reports of renumbered runs again, as they name the run; what cannot be written is noted."""
     for run in runs:
         if not (here.analysis_dir(run) / "report.md").is_file():
@@ -184,7 +186,9 @@ def _write_reports(here: Program, runs: list[str], notes: list[str]) -> None:
         try:
             from harness.reports.write import write_report
 
-            write_report(here, run)
+            changed = write_report(here, run).changed
+            if changed:
+                files.append(f"wrote the report of {run} again")
         except (HarnessError, ImportError) as error:
             notes.append(f"the report of {run} still has its old number: {error}; `harness report {run}` writes it")
 

@@ -23,11 +23,20 @@ def program() -> Program:
 
 def read_state(here: Program) -> State:
     """Return the state of a program's ledger; warnings about its file go to standard error."""
+    import gc
+
     from harness.ledger import index
 
     state, warnings = index.read_state(here.ledger)
+    if len(state.runs) > 1000:
+        gc.freeze()  # none of it is garbage, and every collection would walk through all of it
     for warning in warnings:
         narrate((Styled("warning:", "warn"), " ", warning))
+    for number in state.collisions:
+        text = (
+            f" two branches created {number}; the older run is shown, and `harness ledger renumber {number}` solves it"
+        )
+        narrate((Styled("warning:", "warn"), text))
     return state
 
 

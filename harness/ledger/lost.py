@@ -52,7 +52,7 @@ def lost_against(base: Base, here: Mapping[str, Event]) -> Iterator[Finding]:
     gone = [event for event in gone if event.id not in here]
     unseen = [event for event in gone if event.sha not in base.own]
     if unseen:
-        text = f"{len(unseen)} events of {base.name} are not merged yet ({_names(unseen)}); merge {base.name} first"
+        text = f"events of {base.name} are not merged yet: {len(unseen)} ({_names(unseen)}); merge {base.name} first"
         yield Finding("behind", "error", text)
     yield from _lost([event for event in gone if event.sha in base.own], here, base.name)
 
@@ -64,11 +64,11 @@ def _lost(gone: Sequence[Event], here: Mapping[str, Event], name: str) -> Iterat
         events = [event for event in gone if event.run == run]
         kinds = ", ".join(dict.fromkeys(event.kind for event in events))
         if run not in left:
-            text = f"{run} is in {name} and is gone here, with all of its {len(events)} events"
+            text = f"{run} is in {name} and is gone here with all of its events: {len(events)}"
             yield Finding("lost_run", "error", text, run=run)
             continue
         where = "from within" if any(event.sha in followed for event in events) else "from the end of"
-        text = f"{len(events)} events ({kinds}) that {name} has are gone {where} {run}"
+        text = f"events ({kinds}) that {name} has are gone {where} {run}: {len(events)}"
         yield Finding("lost_event", "error", text, run=run)
 
 

@@ -60,7 +60,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
         for number in sorted(clashes)
     ]
     notes = [
-        f"{count} events that {name} had dropped are kept"
+        f"events that {name} had dropped are kept: {count}"
         for name, lines_of in sides.items()
         if (count := sum(line not in lines_of for line in before))
     ]

@@ -64,7 +64,7 @@ def _believed(run: RunState, why: str, told: Told) -> str:
     """Return the reason to close an attempt that this machine cannot see."""
     host = str((open_attempt(run) or {}).get("host"))
     if told.host is None:
-        check_known(run)
+        raise _unknown(run, why)
     if told.host != host:
         raise UsageError(f"{run.run} runs on {host}, not on {told.host[:80]}", f"--force-host {host}")
     if not told.reason.strip():
@@ -82,12 +82,16 @@ def check_known(run: RunState) -> None:
     """
     seen = liveness(run)
     if seen is not None and seen.alive is None:
-        host = (open_attempt(run) or {}).get("host")
-        raise CannotTellError(
-            f"whether {run.run} still runs cannot be told from here: {seen.why}",
-            f"`harness stop {run.run}` or `harness recover {run.run}` there; if that machine is gone for good: "
-            f'`harness recover {run.run} --force-host {host} --reason "…"`',
-        )
+        raise _unknown(run, seen.why)
+
+
+def _unknown(run: RunState, why: str) -> CannotTellError:
+    host = (open_attempt(run) or {}).get("host")
+    return CannotTellError(
+        f"whether {run.run} still runs cannot be told from here: {why}",
+        f"`harness stop {run.run}` or `harness recover {run.run}` there; if that machine is gone for good: "
+        f'`harness recover {run.run} --force-host {host} --reason "…"`',
+    )
 
 
 def close(ledger: Ledger, runs: list[str], folder_of: Callable[[str], Path], told: Told | None = None) -> list[Event]:

@@ -15,11 +15,11 @@ from harness.core.errors import InfraError
 from harness.core.files import disk_hint
 from harness.core.memory import no_collection
 from harness.ledger.artefacts import artefact_findings
-from harness.ledger.events import FIRST_KINDS, KINDS, PROGRAM, RENUMBERED, UnknownEventError, parse_line
+from harness.ledger.events import FIRST_KINDS, KINDS, PROGRAM, RENUMBERED, Event, UnknownEventError, parse_line
 from harness.ledger.findings import Finding, Placed
 from harness.ledger.fold import State, fold, in_order
 from harness.ledger.lost import Base, lost_against, lost_heads
-from harness.ledger.numbering import Numbering, heads, new_number, separate
+from harness.ledger.numbering import Numbering, contests, heads, new_number, separate
 
 __all__ = ["Check", "Finding", "check", "verify"]
 
@@ -74,21 +74,33 @@ def check(
         placed, findings = _lines(data)
         first: dict[str, Placed] = {}
         for item in placed:
-            findings.extend(_identity(item, first))
+            if first.setdefault(item.event.id, item) is not item or item.event.critical:
+                findings.extend(_identity(item, first[item.event.id]))
         kept = list(first.values())
-        numbering = separate(in_order([item.event for item in kept]))
+        numbering = _numbering([item.event for item in kept])
         findings.extend(_links(kept, numbering))
         findings.extend(_births(kept, numbering))
         findings.extend(_forks(kept))
         findings.sort(key=lambda finding: finding.offset or 0)
         done = Check(findings, kept)
-    events = {item.event.id: item.event for item in kept}
-    if base is not None:
-        findings.extend(lost_against(base, events))
-    if recorded:
-        findings.extend(lost_heads(recorded, events.values()))
-    findings.extend(artefact_findings(done.state, (path.parent if root is None else root).resolve()))
+        events = {item.event.id: item.event for item in kept}
+        if base is not None:
+            findings.extend(lost_against(base, events))
+        if recorded:
+            findings.extend(lost_heads(recorded, events.values()))
+        findings.extend(artefact_findings(done.state, (path.parent if root is None else root).resolve()))
     return done
+
+
+def _numbering(events: list[Event]) -> Numbering:
+    groups: dict[str, list[Event]] = {}
+    contested = False
+    for event in events:
+        group = groups.setdefault(event.run, [])
+        contested = contested or contests(event, group or None)
+        group.append(event)
+    groups.pop(PROGRAM, None)
+    return separate(in_order(events)) if contested else Numbering(groups)
 
 
 def _read(path: Path) -> bytes:
@@ -133,10 +145,9 @@ def _lines(data: bytes) -> tuple[list[Placed], list[Finding]]:
     return placed, findings
 
 
-def _identity(item: Placed, first: dict[str, Placed]) -> Iterator[Finding]:
+def _identity(item: Placed, known: Placed) -> Iterator[Finding]:
     """Compare with an earlier line of the same id, and check that the kind is known where it must be."""
     event, line, offset = item.event, item.line, item.offset
-    known = first.setdefault(event.id, item)
     if known is not item:
         if known.event.sha == event.sha:
             text = f"line {line} repeats line {known.line} exactly, as a merge can leave it; it counts once"

@@ -85,9 +85,9 @@ def _part(program: Program, run: RunState, keeper: RunState, old: str, files: li
             notes.append(f"{program.relative(path)} was rebuilt from the ledger; its comments are gone")
         atomic_write(path, text)
         files.append(f"wrote {program.relative(path)}, the config of {found.run}")
-    sides = [_folder(program, commit, old) for commit in (mine, theirs)]
-    _extract(program, run, old, sides[0], files)
-    _restore(program, old, *sides, files)
+    own_files, kept_files = _folder(program, mine, old), _folder(program, theirs, old)
+    _extract(program, run, old, own_files, files)
+    _restore(program, old, own_files, kept_files, files)
     outputs = program.run_dir(old) / "config.json"
     if outputs.is_file() and _is_of(run, keeper, _toml_of(outputs)):
         _move(program, program.run_dir(old), program.run_dir(run.run), files)
@@ -179,8 +179,8 @@ def _extract(program: Program, run: RunState, old: str, mine: Mapping[str, bytes
         return
     building = target.with_name(f".{run.run}.tmp")
     shutil.rmtree(building, ignore_errors=True)
-    for name, data in wanted.items():
-        atomic_write(building / name, data)
+    for name, content in wanted.items():
+        atomic_write(building / name, content)
     os.rename(building, target)
     fsync_dir(target.parent)
     files.append(f"wrote analysis/{run.run}/, {len(wanted)} files")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from harness.core.errors import HarnessError, NotFoundError, RefusedError, UsageError
 from harness.core.ids import run_id, run_number
-from harness.ledger import Actor, Ledger, NewEvent, RunState, State
+from harness.core.names import did_you_mean
+from harness.ledger import Actor, Event, Ledger, NewEvent, RunState, State
 from harness.ledger.events import RENUMBERED, UnknownEventError, parse_line
 from harness.ledger.fold import fold
 from harness.ledger.history import commit_of, every_version, file_at
@@ -72,8 +73,8 @@ def renumber(
         CannotTellError: when git does not know the base.
         NotFoundError: when there is no such run.
     """
-    for name in (run, *([] if to is None else [to])):
-        run_number(name)
+    for number in filter(None, (run, to)):
+        run_number(number)
     name, theirs = _base(program, base)
     done = Renumbering(name)
     ledger = Ledger(program.ledger)
@@ -109,7 +110,7 @@ def _base(program: Program, base: str | None) -> tuple[str | None, State]:
                 raise
     if commit is None:
         return None, fold([])
-    events = {}
+    events: dict[str, Event] = {}
     for line in (file_at(program.root, commit, program.relative(program.ledger)) or b"").split(b"\n"):
         try:
             event = parse_line(line)
@@ -150,7 +151,7 @@ def _decide(
 
 def _refuse_alone(state: State, run: str, exists: bool, base: str | None) -> None:
     if not exists:
-        raise NotFoundError(f"the ledger has no {run}", "`harness list` shows the runs")
+        raise NotFoundError(f"{run} does not exist", did_you_mean(run, state.runs, "`harness list` shows the runs"))
     clashes = ", ".join(state.collisions)
     where = f"here and in {base}" if base else "here; no base branch is known, name one with --base"
     raise RefusedError(

@@ -270,7 +270,7 @@ def _decision_hint(run: RunState) -> str:
             return f"its process is gone: `harness recover {run.run}` closes it"
         return f"`harness stop {run.run}` ends it, `harness wait {run.run}` waits"
     if run.attempts[-1].get("failure") in SPOILED:
-        return f"the hypothesis was not tested: `harness decide {run.run} rerun`, then `harness launch {run.run}`"
+        return f"the hypothesis was not tested: `harness decide {run.run} rerun --reason …`, then `harness launch`"
     if run.promoted is not None:
         return "write down what was found with `harness note`; promoting a better run replaces it as champion"
     return f"`harness show {run.run}` shows its attempts and evals"

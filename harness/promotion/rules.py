@@ -98,8 +98,8 @@ def decision_refusal(run: RunState, decision: Decision) -> str:
         return f"{run.run} is promoted; {decision} would contradict its certificate"
     spoiled = last is not None and last.get("outcome") != Outcome.COMPLETED and last.get("failure") in SPOILED
     if last is not None and spoiled and decision not in DECISIONS[FailureClass(last["failure"])]:
-        allowed = " or ".join(DECISIONS[FailureClass(last["failure"])])
-        return f"{last['failure']} failure ended the last attempt of {run.run}: only {allowed}"
+        left = " or ".join(DECISIONS[FailureClass(last["failure"])])
+        return f"{last['failure']} failure ended the last attempt of {run.run}: only {left}"
     if decision is Decision.RERUN:
         return "" if spoiled or _was_spoiled(run) else _not_spoiled(run)
     if decision is Decision.KEEP:

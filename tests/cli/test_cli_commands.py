@@ -53,6 +53,9 @@ CALLS = {
     "thread": (["thread"], {0}),
     "note": (["note", "run-001", "loss spikes at step 12"], {0}),
     "ledger verify": (["ledger", "verify"], {0, 1}),
+    "ledger merge": (["ledger", "merge", "runs.jsonl", "runs.jsonl", "runs.jsonl"], {0}),
+    "ledger install": (["ledger", "install"], {0, 2}),
+    "ledger renumber": (["ledger", "renumber", "run-001"], {2}),
     "ledger textconv": (["ledger", "textconv", "runs.jsonl"], {0}),
     "help": (["help", "exit-codes"], {0}),
 }

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from harness.cli.doctor_checks import check_git
 from tests.ledger.git_program import Repository
 
 
@@ -128,11 +129,20 @@ def test_renumber_from_the_command_line(cli, repository, tree) -> None:
     assert cli("ledger", "renumber", "run-001", "--base", "main").code == 2
 
 
+def test_a_collision_is_told_wherever_the_ledger_is_read(cli, repository) -> None:
+    repository.git("merge", "--no-edit", "main", check=False)
+    answer = cli("list", "--status", "completed")
+    assert "harness ledger renumber run-002" in answer.err and "theirs" in answer.out and "ours" not in answer.out
+    answer = cli("note", "run-002", "which one?")
+    assert answer.code == 2 and "two branches" in answer.err
+    answer = cli("new-run", "--hypothesis", "h", "--from", "run-002", "--set", "train.steps=3")
+    assert answer.code == 2
+
+
 def test_install_in_a_clone(cli, repository) -> None:
     assert "already" in cli("ledger", "install").out
     repository.git("config", "--remove-section", "merge.harness-ledger")
     assert "would run git config merge.harness-ledger" in cli("ledger", "install", "--dry-run").out
-    answer = cli("doctor", "--json")
-    assert "harness ledger install" in {finding["advice"] for finding in answer.document["findings"]}
+    assert "harness ledger install" in {finding.advice for finding in check_git(repository.root, in_program=True)}
     assert cli("ledger", "install", "--json").document["applied"] is True
     assert repository.git("config", "merge.harness-ledger.driver").stdout == "harness ledger merge %O %A %B\n"

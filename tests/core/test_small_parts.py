@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from harness.core.errors import InfraError
+from harness.core.files import atomic_write
 from harness.core.git import git_line, git_output
 from harness.core.names import did_you_mean
 from harness.core.numbers import number_or_none, spell_duration, spell_interval
@@ -58,3 +61,11 @@ def test_git_answers_or_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert git_output(tmp_path / "absent", "status") is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_output(tmp_path, "status") is None
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    """As root, a rename over /dev/null would take it from the whole machine."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InfraError, match="no regular file"):
+        atomic_write(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe"]

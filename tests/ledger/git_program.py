@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from harness.cli.checking import check_program
 from harness.config.load import config_sha, load_config, resolved
@@ -97,7 +98,12 @@ class Repository:
         names = f'parent = "{parent}"\n' if parent else ""
         config.write_text(f'# why: {hypothesis}\n{names}hypothesis = "{hypothesis}"\n\n[[env]]\nid = "drugprot"\n')
         loaded = load_config(config)
-        created = {"type": "training", "hypothesis": hypothesis, "parent": parent, "config": f"rl/{run}.toml"}
+        created: dict[str, Any] = {
+            "type": "training",
+            "hypothesis": hypothesis,
+            "parent": parent,
+            "config": f"rl/{run}.toml",
+        }
         created |= {"lever": None, "replicate_of": None, "config_sha": config_sha(loaded)}
         created |= {"basis": {"config": resolved(loaded)}}
         state = self.state()
@@ -110,7 +116,14 @@ class Repository:
         items.write_text(f'{{"task": "{hypothesis}"}}\n')
         (items.parents[1] / "report.md").write_text(f"# {run}: {hypothesis}\n")
         (items.parents[1] / f"{hypothesis.split()[0]}.txt").write_text("only this run has it\n")
-        evaluated = {"attempt": 1, "subject": "policy", "step": 1, "env": "drugprot", "prompt": "run", "n": 1}
+        evaluated: dict[str, Any] = {
+            "attempt": 1,
+            "subject": "policy",
+            "step": 1,
+            "env": "drugprot",
+            "prompt": "run",
+            "n": 1,
+        }
         evaluated |= {"requested": 1, "failures": {}, "means": {}, "gain": {}}
         evaluated |= {"file": items.relative_to(self.root).as_posix(), "file_sha": sha256_file(items)}
         self.ledger.append(run, "evaluated", evaluated)

@@ -255,7 +255,8 @@ def test_an_idea_is_open_until_a_run_takes_it_up_or_it_is_dropped(ledger):
     assert state.ideas[0]["because"] == "the loss was flat"
     assert state.ideas[0]["actor"]["name"] == "tester"
     assert next_idea(state)["id"] == second.id
-    assert same_idea(state, "Alpha 64 learns\nfaster")["id"] == first.id
+    same = same_idea(state, "Alpha 64 learns\nfaster")
+    assert same is not None and same["id"] == first.id
     ledger.append(RUN, "created", {"type": "training", "hypothesis": "Rank 32 helps", "idea": second.id})
     assert [idea["id"] for idea in ledger.state().ideas] == [first.id]
     for idea, reason, error in (("ZZ", "x", NotFoundError), ("", "x", NotFoundError), (first.id, " ", UsageError)):

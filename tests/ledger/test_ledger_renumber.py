@@ -136,7 +136,7 @@ def test_later_events_of_both_runs_survive_another_merge(repository) -> None:
     assert repository.errors("main") == [] and len(repository.state().runs["run-004"].notes) == 3
 
 
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("merged", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kill_at_every_step_is_finished_by_running_it_again(repository, monkeypatch, merged) -> None:
     if merged:
         repository.git("merge", "--no-edit", "main", check=False)

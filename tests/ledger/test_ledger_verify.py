@@ -125,7 +125,7 @@ def test_what_a_base_shows(event, path) -> None:
     write(path, *chain, two)
     assert lost(path, text) == [] and lost(path, text + b"damaged\n") == [] and lost(path, None) == []
     write(path, *chain[:2], two)
-    assert lost(path, text) == [("lost_event", "2 events (noted) that main has are gone from the end of run-001")]
+    assert lost(path, text) == [("lost_event", "events (noted) that main has are gone from the end of run-001: 2")]
     write(path, chain[0], *chain[2:], two)
     assert [kind for kind, _ in lost(path, text)] == ["missing_event", "lost_event"]
     assert "from within run-001" in lost(path, text)[1][1]

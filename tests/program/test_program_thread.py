@@ -1,6 +1,7 @@
 """THREAD.md and amendments, from a real ledger."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -247,13 +248,13 @@ def test_the_best_run_of_each_environment_stands_alone(program, ledger):
 def test_the_budget_counts_every_attempt_and_what_was_lost(program, ledger):
     create(ledger, program, "run-001")
     assert "Nothing: no run has been launched." in thread_block(ledger.state())
-    ends = [
+    ends: list[dict[str, Any]] = [
         {"outcome": "crashed", "failure": "infra", "wall_s": 60.0, "tokens": None, "sampled_tokens": 1000},
         {"outcome": "completed", "failure": None, "wall_s": 120.0, "tokens": 5000, "sampled_tokens": 4200},
     ]
     for attempt, end in enumerate(ends, 1):
         ledger.append("run-001", "started", {"attempt": attempt, "resumed_from": None if attempt == 1 else 2})
-        ledger.append("run-001", "finished", {"attempt": attempt} | end)
+        ledger.append("run-001", "finished", {**end, "attempt": attempt})
     evaluate(ledger, "run-001", 0, 0.1, subject="base")
     evaluate(ledger, "run-001", 5, 0.3)
     block = thread_block(ledger.state())
