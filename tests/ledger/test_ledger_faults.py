@@ -180,20 +180,6 @@ sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 """
 
 
-def test_eight_processes_lose_duplicate_and_tear_nothing(path, script) -> None:
-    child = script(FORK, path, 8, 100, "hammer")
-    out, err = child.communicate(timeout=120)
-    assert err == "" and child.returncode == 0
-    acknowledged = out.split()
-    events = Ledger(path).events()
-    assert len(acknowledged) == 800 and {event.id for event in events} == set(acknowledged)
-    texts = {event.data["text"] for event in events}
-    assert texts == {f"{worker}-{number}" for worker in range(8) for number in range(100)}
-    # One lock means one order: every event follows exactly the one before it.
-    assert [event.prev for event in events[1:]] == [(event.sha,) for event in events[:-1]]
-    assert verify(path) == []
-
-
 def test_twenty_parallel_allocations_give_twenty_numbers(path, script) -> None:
     child = script(FORK, path, 20, 1, "allocate")
     out, err = child.communicate(timeout=120)
@@ -240,37 +226,9 @@ def kill_loop(path, script, kills: int, seed: int) -> None:
     assert verify(path) == []
 
 
-def test_acknowledged_events_survive_kill_9(path, script) -> None:
-    kill_loop(path, script, 30, seed=1)
-
-
 @pytest.mark.slow
 def test_acknowledged_events_survive_a_thousand_kills(path, script) -> None:
     kill_loop(path, script, 1000, seed=2)
-
-
-@pytest.mark.slow
-def test_every_changed_byte_of_two_hundred_events_is_noticed(path) -> None:
-    """In process, line by line: a line's own hash is what notices, except where lines are joined or split."""
-    from harness.ledger.events import parse_line
-
-    ledger = Ledger(path)
-    ledger.append("run-001", "created", {"hypothesis": "h"})
-    for number in range(199):
-        ledger.append("run-001", "noted", {"text": f"note {number}"})
-    data = path.read_bytes()
-    for position in range(len(data)):
-        damaged = data[:position] + bytes([data[position] ^ 0x01]) + data[position + 1 :]
-        lines = damaged.split(b"\n")
-        tail = lines.pop()
-        noticed = bool(tail)
-        first = data.count(b"\n", 0, position)
-        for line in lines[max(first - 1, 0) : first + 2]:
-            try:
-                parse_line(line)
-            except ValueError:
-                noticed = True
-        assert noticed, position
 
 
 def test_the_error_of_a_full_disk_is_one_envelope(ledger, monkeypatch) -> None:

@@ -38,6 +38,27 @@ def facts(state) -> tuple:
     return runs, state.champion, [event.line for event in state.program_events]
 
 
+def watch(monkeypatch, module) -> list[bytes]:
+    """Return the lines that a module parses from now on."""
+    parsed: list[bytes] = []
+    real = module.parse_line
+
+    def parse_line(line):
+        parsed.append(line)
+        return real(line)
+
+    monkeypatch.setattr(module, "parse_line", parse_line)
+    return parsed
+
+
+def marked(path):
+    """Return the mark and the line before it."""
+    with path.open("rb") as file:
+        found = heads.find_mark(path, file.fileno())
+    assert found is not None
+    return found
+
+
 def check(path) -> bool:
     """Compare with the whole fold; return whether the index was used."""
     found = index.read_state(path).state
@@ -49,9 +70,7 @@ def test_the_second_reading_comes_from_the_index_and_is_the_same(ledger, path, m
     fill(ledger)
     assert not check(path)
     assert check(path)
-    parsed = []
-    real = index.parse_line
-    monkeypatch.setattr(index, "parse_line", lambda line: parsed.append(line) or real(line))
+    parsed = watch(monkeypatch, index)
     state = index.read_state(path).state
     assert [run.status for run in state.runs.values()] == ["completed"] * RUNS
     assert len(parsed) == 1  # the note on the program
@@ -68,9 +87,7 @@ def test_what_was_added_is_taken_in_and_stored(ledger, path, monkeypatch) -> Non
     ledger.append("run-003", "tagged", {"tag": "good"})
     ledger.append("program", "noted", {"text": "again"})
     ledger.append("run-005", "created", {"hypothesis": "new"})
-    parsed = []
-    real = index.parse_line
-    monkeypatch.setattr(index, "parse_line", lambda line: parsed.append(line) or real(line))
+    parsed = watch(monkeypatch, index)
     state = index.read_state(path).state
     assert state.runs["run-002"].decision == "reject" and state.runs["run-003"].tags == ("good",)
     assert state.runs["run-005"].status == "created"
@@ -223,9 +240,7 @@ def test_a_first_append_reads_only_what_is_behind_the_mark(ledger, path, monkeyp
     fill(ledger)
     index.read_state(path)
     last = ledger.append("run-002", "noted", {"text": "behind the mark"})
-    parsed = []
-    real = store.parse_line
-    monkeypatch.setattr(store, "parse_line", lambda line: parsed.append(line) or real(line))
+    parsed = watch(monkeypatch, store)
     fresh = Ledger(path)
     added = fresh.append("run-002", "noted", {"text": "a"})
     assert parsed == [last.line] and added.prev == (last.sha,)
@@ -291,8 +306,7 @@ def test_appends_move_the_mark_now_and_then(ledger, path, monkeypatch) -> None:
     for number in range(40):
         fresh = Ledger(path)
         fresh.append(f"run-{number % RUNS + 1:03d}", "noted", {"text": f"{number}"})
-        with path.open("rb") as file:
-            mark, last = heads.find_mark(path, file.fileno())
+        mark, last = marked(path)
         assert path.stat().st_size - mark.bytes < 3000 + 1000 and path.read_bytes()[: mark.bytes].endswith(last + b"\n")
         assert mark.lines == path.read_bytes()[: mark.bytes].count(b"\n")
         moved += mark.bytes == path.stat().st_size
@@ -327,6 +341,11 @@ def test_parallel_builds_see_all_runs_with_an_index(ledger, path) -> None:
     index.read_state(path)
     fresh = Ledger(path)
     fresh.append("run-001", "noted", {"text": "behind the mark"})
-    seen = []
-    fresh.append_locked(lambda state: seen.extend(state.runs) or [NewEvent("run-009", "created", {})])
+    seen: list[str] = []
+
+    def build(state):
+        seen.extend(state.runs)
+        return [NewEvent("run-009", "created", {})]
+
+    fresh.append_locked(build)
     assert seen == [f"run-{number:03d}" for number in range(1, RUNS + 1)]
