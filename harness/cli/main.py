@@ -38,10 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.narrate("error: standard output is closed, so the answer would be lost")
         return ExitCode.INFRA
     output.settings = output.Settings(json="--json" in _before_dashes(args))
-    if argv is None:
-        _install_signals()
     try:
-        code = _run(args)
+        code = _run(args, signals=argv is None)
     except BrokenPipeError:
         code = BROKEN_PIPE
     except OSError as error:  # the answer, or the error message itself, could not be written
@@ -69,9 +67,11 @@ def _install_signals() -> None:
             signal.signal(number, stop)
 
 
-def _run(args: list[str]) -> int:
+def _run(args: list[str], *, signals: bool) -> int:
     """Run one command and map every expected ending to its code."""
     try:
+        if signals:
+            _install_signals()  # here, so that no signal finds a handler and nobody who catches what it raises
         return _dispatch(args)
     except HarnessError as error:
         return output.write_error(error)

@@ -140,7 +140,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_verifies(self) -> None:
-        assert [finding.kind for finding in verify(self.path)] == (["torn"] if self.torn else [])
+        # a run that went on in two branches has a fork after the merge, which is a note
+        errors = [finding.kind for finding in verify(self.path) if finding.severity == "error"]
+        assert errors == (["torn"] if self.torn else [])
 
     @invariant()
     def the_index_says_what_the_fold_says(self) -> None:
