@@ -308,7 +308,9 @@ def _evaluate_run(
     chosen = step if step is not None else (steps[-1] if steps else None)
     if chosen is None or (chosen and chosen not in steps):
         have = f"there are adapters of steps {', '.join(map(str, steps))}" if steps else "it has none here"
-        raise NotFoundError(f"{run} has no adapter of step {chosen}: {have}", f"`harness launch {run}` trains it")
+        asked = "adapter" if chosen is None else f"adapter of step {chosen}"
+        hint = "adapters stand in outputs/, which git does not hold: evaluate where the run was trained"
+        raise NotFoundError(f"{run} has no {asked}: {have}", hint)
     loaded = load_model(config.model)
     folder = adapters / f"step_{chosen}"
     model = load_adapter(loaded.model, folder) if chosen else None

@@ -13,9 +13,11 @@ from harness import __version__
 from harness.core.errors import InfraError, RefusedError, UsageError
 from harness.core.files import atomic_write, disk_hint
 from harness.core.git import git_line, git_output
+from harness.ledger.fold import fold
 from harness.program.documents import Context, parse_page
 from harness.program.gitsetup import INSTALL, SETTINGS, missing_lines, run_git, spell, template, with_lines
-from harness.program.model import DOCUMENTS
+from harness.program.model import DOCUMENTS, Program
+from harness.program.thread import render_thread
 
 _PAGES = (*DOCUMENTS, "THREAD.md")
 _OWN = (*_PAGES, "rl", "analysis", "runs.jsonl")
@@ -84,6 +86,7 @@ def init_program(
         except OSError as error:
             raise InfraError(f"cannot make {root}: {error.strerror}", disk_hint(error)) from error
         _write(root, contents)
+        render_thread(Program(root), fold([]))  # so that `thread --check` holds from the first commit
         for command in commands:
             run_git(root, command)
     return InitResult(root, tuple(contents), kept, tuple(map(spell, commands)), notes)

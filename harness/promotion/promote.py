@@ -205,7 +205,10 @@ def _check_promotable(run: RunState, state: State, protocol: dict[str, str]) -> 
     if reasons := promotion_refusals(run):
         raise PromotionRefusedError("; ".join(reasons), f"`harness show {run.run}` shows how it came to that")
     if reason := not_completed(run):
-        raise CannotTellError(f"{reason}, so there is nothing to judge", f"`harness launch {run.run} --resume`")
+        raise CannotTellError(
+            f"{reason}, so there is nothing to judge",
+            f"`harness launch {run.run}{' --resume' if run.attempts else ''}`",
+        )
     drift, post_hoc = protocol_drift(run, protocol, list(state.amendments))
     if drift:
         raise PromotionRefusedError(drift, 'restore it with git, or record the change: `harness amend --reason "…"`')
