@@ -258,7 +258,10 @@ def _gate_row(row: GateRow) -> tuple[Inline, ...]:
 
 def _warnings(data: ReportData) -> list[Block]:
     if not data.warnings:
-        return [Heading(2, "Warnings"), Paragraph(text("None: no sign of collapse, evals complete, nothing left out."))]
+        looked = "None: no sign of collapse, evals complete, nothing left out."
+        blind = "None to give: no held-out items are on record, so there was nothing to look at."
+        judged = any(entry.requested for entry in data.evals)
+        return [Heading(2, "Warnings"), Paragraph(text(looked if judged else blind))]
     return [Heading(2, "Warnings"), Bullets(tuple(text(warning) for warning in data.warnings), "warn")]
 
 
