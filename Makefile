@@ -1,6 +1,7 @@
 # Everything runs in $(VENV), made from requirements.lock; stamps keep a repeated `make` quick.
 #
 #   make quickstart            the whole loop on the embedded model (SEED=1 for another seed)
+#   make install               only the environment, .venv;  make dev  adds what tests and lint need
 #   make test                  all fast tests
 #   make test-slow             the tests that train for minutes
 #   make lint                  ruff and mypy;  make fix  applies what ruff can repair
@@ -32,7 +33,7 @@ CODE := harness tests scripts benchmarks
 .PHONY: help install dev quickstart test test-slow lint fix lock clean
 
 help:
-	@sed -n '3,11s/^# \{0,3\}//p' Makefile
+	@sed -n '3,12s/^# \{0,3\}//p' Makefile
 
 $(BIN)/.made:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"harness needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}; try: make PYTHON=python3.11")'

@@ -57,7 +57,9 @@ def main() -> None:
     lora = LoraSection(rank=LORA["r"], alpha=LORA["lora_alpha"], dropout=0.0, targets="all-linear")
     model = attach_lora(loaded.model, lora, seed=0)
     parameters = list(trainable(model).values())
-    section = TrainSection(tasks_per_step=work.prompts, group_size=work.group)
+    section = TrainSection(
+        tasks_per_step=work.prompts, group_size=work.group, entropy_beta=0.0, microbatch_tokens=work.microbatch_tokens
+    )
     optimizer = build_optimizer(parameters, OptimizerSection(learning_rate=LEARNING_RATE))
     engine = TransformersEngine(loaded, model)
     prompts = [loaded.tokenizer(text)["input_ids"] for text in prompt_texts(loaded.tokenizer, work)]

@@ -38,6 +38,7 @@ class Work(NamedTuple):
         per_device: rows of one forward and backward pass (TRL only).
         checkpointing: gradient checkpointing (TRL only).
         continuous: transformers' continuous batching for generation (TRL only).
+        microbatch_tokens: tokens of one forward and backward pass (harness only).
     """
 
     model: Path
@@ -52,6 +53,7 @@ class Work(NamedTuple):
     per_device: int = 8
     checkpointing: bool = False
     continuous: bool = False
+    microbatch_tokens: int = 2048
 
     @property
     def rows(self) -> int:

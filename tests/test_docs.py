@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -116,6 +117,12 @@ def test_make_knows_the_targets_of_the_pages():
         name for name in named if re.search(rf"(`| {{4}})make {name}\b", "\n".join(p.read_text() for p in PAGES))
     }
     assert commands <= targets
+
+
+def test_the_table_of_seeds_is_that_of_the_ledger():
+    line = [sys.executable, "scripts/seeds_table.py", "--check"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_quickstart_says_what_it_needs_before_anything_is_installed(tmp_path):

@@ -39,9 +39,9 @@ def loaded(model, tokenizer=None, eos=(2,)):
     return LoadedModel(model, tokenizer, frozenset(eos), parameter.dtype, parameter.device, Path())
 
 
-def with_adapter(model, rank=4, scale=0.05, seed=1):
+def with_adapter(model, rank=4, scale=0.05, seed=1, dropout=0.0):
     """Attach adapters whose B is not zero."""
-    wrapped = attach_lora(model, LoraSection(rank=rank, alpha=2.0 * rank), seed)
+    wrapped = attach_lora(model, LoraSection(rank=rank, alpha=2.0 * rank, dropout=dropout), seed)
     generator = torch.Generator().manual_seed(seed)
     dtype = next(model.parameters()).dtype
     with torch.no_grad():

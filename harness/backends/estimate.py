@@ -20,7 +20,7 @@ from typing import Any
 from harness.config.schema import ModelSection, RunConfig
 from harness.core.errors import ConfigError, InfraError
 from harness.envs.registry import load_environment
-from harness.inference.models import EMBEDDED, pick_device, pick_dtype, resolve_model
+from harness.inference.models import EMBEDDED, pick_device, pick_dtype, resolve_model, set_threads
 from harness.program import Context
 
 CHARACTERS_PER_TOKEN = 3.6
@@ -227,7 +227,7 @@ def model_shape(section: ModelSection) -> ModelShape:
     Raises:
         NotFoundError, ConfigError, InfraError: as `inference.models.resolve_model`.
     """
-    local = section.name in EMBEDDED or Path(section.name).expanduser().is_dir() or not section.revision
+    local = section.name in EMBEDDED or os.path.isdir(os.path.expanduser(section.name)) or not section.revision
     path = resolve_model(section.name, section.revision) / "config.json" if local else _hub_config(section)
     return ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
 
@@ -275,8 +275,7 @@ def estimate_launch(config: RunConfig, context: Context) -> dict[str, Any]:
     shape = model_shape(config.model)
     device = pick_device(config.model.device)
     dtype = pick_dtype(config.model.dtype, device)
-    if config.backend.threads:
-        torch.set_num_threads(config.backend.threads)
+    set_threads(config.backend.threads)
     work = workload(config, context)
     speed = measure_flops(device, dtype)
     found = estimate(shape, work, speed, torch.empty(0, dtype=dtype).element_size())

@@ -31,7 +31,7 @@ from harness.envs.registry import load_environment
 from harness.evaluation.heldout import Recorder, Suite, load_suites, run_suite
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import WEIGHTS
-from harness.inference.models import LoadedModel, load_model, pick_device, pick_dtype
+from harness.inference.models import LoadedModel, load_model, pick_device, pick_dtype, set_threads
 from harness.ledger import Ledger, NewEvent, RunState, State, this_process
 from harness.ledger.life import liveness
 from harness.ledger.recover import check_known, close, closing_data
@@ -122,8 +122,8 @@ def _prepare(program: Program, plan: Launch, resume: bool) -> tuple[Ledger, dict
     resumed_from = checkpoints[-1] if resume and checkpoints else None
     if resumed_from is not None:
         _restore_threads(folder, resumed_from, plan.config)
-    elif plan.config.backend.threads:
-        torch.set_num_threads(plan.config.backend.threads)
+    else:
+        set_threads(plan.config.backend.threads)
     folder.mkdir(parents=True, exist_ok=True)
     if record.attempts:
         close(ledger, [plan.run], program.run_dir)  # an attempt that died, while its traces are where it left them

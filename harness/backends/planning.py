@@ -22,7 +22,7 @@ from harness.config.changes import Basis, Change, ChangeSet, change_set, diff, i
 from harness.config.load import config_from, config_sha, load_config, render_config, set_key
 from harness.config.schema import EnvSampling, EnvSection, ModelSection, RunConfig
 from harness.core.canonical import sha256_hex
-from harness.core.errors import ConfigError, HarnessError, InfraError, NotFoundError, RefusedError, UsageError
+from harness.core.errors import ConfigError, HarnessError, NotFoundError, RefusedError, UsageError
 from harness.core.files import atomic_write
 from harness.core.ids import check_name, run_id, run_number
 from harness.core.names import did_you_mean
@@ -142,10 +142,11 @@ def create_run(program: Program, plan: RunPlan, actor: Actor | None = None, *, l
 
     try:
         book.append_locked(build)
-    except InfraError:
+    except BaseException:  # also a text the ledger cannot hold, or Ctrl-C: no run without its event
         with contextlib.suppress(HarnessError, OSError):
-            if made and made[0].run not in Ledger(program.ledger).state().runs:
-                program.config_path(made[0].run).unlink(missing_ok=True)
+            path = program.config_path(made[0].run) if made else None
+            if path and made[0].run not in Ledger(program.ledger).state().runs and path.read_text() == made[0].text:
+                path.unlink()
         raise
     return made[0].run
 

@@ -14,6 +14,7 @@ from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.cli.views import styled
 from harness.core.errors import ExitCode, UsageError
 from harness.core.numbers import number_or_none, spell_interval
+from harness.core.types import Verdict
 
 if TYPE_CHECKING:
     from harness.program.model import Program
@@ -210,5 +211,7 @@ def _gate_lines(outcome: GateOutcome) -> list[Line]:
     )
     if outcome.promoted:
         return [*lines, (Styled(f"{outcome.run} promoted", "good"), f"{at}; certificate {outcome.certificate}")]
+    if any(gate.verdict is Verdict.NOT_RUN for gate in outcome.gates):
+        lines.append("- gates that were not run are not built yet; `--gates heldout` asks for the one that is")
     note = " (dry run, nothing written)" if outcome.dry_run else ""
     return [*lines, (f"{outcome.run}{at}: ", verdict, note)]

@@ -38,10 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.narrate("error: standard output is closed, so the answer would be lost")
         return ExitCode.INFRA
     output.settings = output.Settings(json="--json" in _before_dashes(args))
-    if argv is None:
-        _install_signals()
     try:
-        code = _run(args)
+        code = _run(args, signals=argv is None)
     except BrokenPipeError:
         code = BROKEN_PIPE
     except OSError as error:  # the answer, or the error message itself, could not be written
@@ -69,9 +67,11 @@ def _install_signals() -> None:
             signal.signal(number, stop)
 
 
-def _run(args: list[str]) -> int:
+def _run(args: list[str], *, signals: bool) -> int:
     """Run one command and map every expected ending to its code."""
     try:
+        if signals:
+            _install_signals()  # here, so that no signal finds a handler and nobody who catches what it raises
         return _dispatch(args)
     except HarnessError as error:
         return output.write_error(error)
@@ -123,6 +123,10 @@ def _dispatch(args: list[str]) -> int:
             code = load_command(first).main(args=args[1:], prog_name=f"harness {first}", standalone_mode=False)
     except TyperException as error:
         return _usage(error)
+    except SystemExit as ended:  # typer turns a broken pipe into exit code 1, which here would be a verdict
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise ended.__context__ from None
+        raise
     if code == ExitCode.INTERRUPTED:  # typer swallows Ctrl-C and returns its code
         raise KeyboardInterrupt
     return int(code or 0)
@@ -180,8 +184,8 @@ def _unexpected(error: Exception) -> int:
         return output.write_error(MissingExtraError(extra, str(error.name).partition(".")[0]))
     if is_out_of_memory(error):
         return output.write_error(InfraError("out of memory", "`harness launch RUN --estimate` shows what a run needs"))
-    machine = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
-    if isinstance(error, OSError) and error.errno in machine:
+    machine = "ENOSPC EDQUOT EFBIG EROFS EACCES EPERM EIO EMFILE ENFILE EISDIR ENOTDIR ENAMETOOLONG ELOOP ESTALE ENXIO"
+    if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in machine.split():
         place = f" {error.filename}" if error.filename else ""
         return output.write_error(InfraError(f"{error.strerror}{place}", disk_hint(error)))
     return _bug(error)

@@ -162,7 +162,7 @@ def write_error(error: HarnessError) -> int:
     from harness.core.redact import redact
 
     code = int(error.exit_code)
-    message, hint = redact(error.message), redact(error.hint)
+    message, hint = _short(redact(error.message)), _short(redact(error.hint))
     if settings.json:
         envelope = {"kind": error.code, "message": message, "hint": hint, "exit_code": code}
         write_json({"error": envelope})
@@ -171,6 +171,11 @@ def write_error(error: HarnessError) -> int:
         if hint:
             narrate(("  ", Styled("hint:", "strong"), " ", hint))
     return code
+
+
+def _short(text: str) -> str:
+    """Cut the middle out of a message that quotes something huge."""
+    return text if len(text) <= 1200 else f"{text[:800]} … ({len(text) - 1200} characters omitted) … {text[-400:]}"
 
 
 def _text_of(cell: Cell) -> Part:

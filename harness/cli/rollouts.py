@@ -58,7 +58,8 @@ def rollouts(
             f"no rollouts of attempt {attempt} were superseded here", _superseded_hint(here.run_dir(run))
         )
     if not steps:
-        raise NotFoundError(f"{run} has no stored rollouts here", f"`harness launch {run}` stores them in outputs/")
+        hint = f"a launch stores them in outputs/, which git does not hold; analysis/{run}/rollouts.md has chosen ones"
+        raise NotFoundError(f"{run} has no stored rollouts here", hint)
     chosen = max(steps) if step is None else step
     if chosen not in steps:
         known = f"steps {min(steps)} to {max(steps)} are stored ({len(steps)} of them)"

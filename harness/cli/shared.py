@@ -75,8 +75,12 @@ class _Plain:
             number = self.kind(value)
         except ValueError:
             noun = "a whole number" if self.kind is int else "a number"
-            raise typer.BadParameter(f"{value!r} is not {noun}", ctx=ctx, param=param) from None
-        if self.minimum is not None and number < self.minimum:
+            raise typer.BadParameter(f"{value[:80]!r} is not {noun}", ctx=ctx, param=param) from None
+        if self.kind is str and any("\ud800" <= char <= "\udfff" for char in number):
+            raise typer.BadParameter("it is not UTF-8 text", ctx=ctx, param=param)
+        if self.kind is int and abs(number) >= 2**63:
+            raise typer.BadParameter("it does not fit into 64 bits", ctx=ctx, param=param)
+        if self.minimum is not None and not number >= self.minimum:  # so that NaN is refused too
             raise typer.BadParameter(f"{value} is below {self.minimum:g}", ctx=ctx, param=param)
         return number
 

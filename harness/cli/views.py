@@ -263,7 +263,7 @@ def next_step(state: State, starting: Collection[str] = ()) -> str:
     if not run.decision:
         return f'harness report {run.run}, then harness decide {run.run} DECISION --reason "…"'
     if run.decision == "keep" and run.promoted is None:
-        return f"harness promote {run.run}"
+        return f"harness promote {run.run} --gates heldout"
     return new_run
 
 

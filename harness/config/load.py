@@ -196,7 +196,7 @@ def check_key(key: str) -> str:
         return key
     if key.endswith(".*") and any(name.startswith(key[:-1]) for name in known):
         return key
-    raise ConfigError(f"unknown config key {key!r}", did_you_mean(general, known))
+    raise ConfigError(f"unknown config key {key[:200]!r}", did_you_mean(general, known))
 
 
 def set_key(config: RunConfig, assignment: str) -> RunConfig:
@@ -214,10 +214,10 @@ def set_key(config: RunConfig, assignment: str) -> RunConfig:
     """
     key, equals, raw = (part.strip() for part in assignment.partition("="))
     if not equals or not key:
-        raise UsageError(f"{assignment!r} sets nothing", "write --set KEY=VALUE, as in --set lora.alpha=64")
+        raise UsageError(f"{assignment[:200]!r} sets nothing", "write --set KEY=VALUE, as in --set lora.alpha=64")
     if key in META_KEYS:
         raise UsageError(f"{key} is not a setting", "`harness new-run --help` lists the options for it")
-    source = f"--set {assignment}"
+    source = f"--set {assignment if len(assignment) <= 200 else assignment[:200] + '…'}"
     if not raw:
         return config_from(_with(config, key, None, source), source)
     try:
@@ -235,7 +235,7 @@ def set_key(config: RunConfig, assignment: str) -> RunConfig:
 def _toml_value(raw: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {raw}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or more digits or levels than it is read with
         return raw
     return parsed["value"] if set(parsed) == {"value"} else raw
 

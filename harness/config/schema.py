@@ -44,7 +44,7 @@ class OptimizerSection(Section):
     """The optimizer and its schedule."""
 
     name: Literal["adamw"] = "adamw"
-    learning_rate: Positive = Field(3e-4, description="peak learning rate")
+    learning_rate: Positive = Field(2e-4, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="decay after warm-up")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
     weight_decay: NonNegative = Field(0.0, description="decoupled weight decay")
@@ -65,7 +65,9 @@ class TrainSection(Section):
     advantage: Literal["mean", "mean_std"] = Field("mean", description="reward - group mean, optionally / std")
     clip_low: Fraction = Field(0.2, description="lower clip of the probability ratio; acts with minibatches > 1")
     clip_high: Fraction = Field(0.28, description="upper clip (DAPO, arXiv 2503.14476)")
-    entropy_beta: NonNegative = Field(0.0, description="weight of an entropy bonus per token, in nats")
+    entropy_beta: NonNegative = Field(
+        0.003, description="weight of the mean token entropy, in nats, as a bonus; keeps a small model from one answer"
+    )
     mask_truncated: bool = Field(False, description="leave rollouts cut by max_tokens out of the loss")
     balance_labels: bool = Field(True, description="sample tasks so that labels come equally often")
     resample_groups: Annotated[int, Field(ge=0)] = Field(

@@ -16,9 +16,12 @@ from harness.core.names import did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 Loc = tuple[str | int, ...]
+MAX_NESTING = 32
+"""Levels of tables and lists in a file; what the ledger stores of it may not be nested deeper than 64."""
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _ASSIGNMENT = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_.\s-])+?)\s*=""")
+_NUMBER_HINT = "whole numbers fit into 64 bits here; a longer one is text and needs quotes"
 _KEY_PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(?:\.|$)""")
 
 
@@ -39,6 +42,8 @@ def parse_toml(text: str, source: str, first_line: int = 1) -> dict[str, Any]:
         raise ConfigError(
             f"{source} is not valid TOML: {error}", "text values need quotes; see https://toml.io"
         ) from None
+    except ValueError:  # Python reads no integer of more than 4300 digits
+        raise ConfigError(f"{source} holds a number with too many digits", _NUMBER_HINT) from None
     except RecursionError:
         raise ConfigError(f"{source} is not valid TOML: nested too deeply") from None
 
@@ -110,18 +115,27 @@ def fields_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
     return list(current.model_fields) if current else []
 
 
-def _non_finite(data: Any, loc: Loc = ()) -> Iterator[tuple[Loc, float]]:
+def _unfit(data: Any, loc: Loc = ()) -> Iterator[tuple[Loc, str, str]]:
+    """Yield (location, what is wrong, hint) of every value that no key takes and the ledger could not hold."""
     items = data.items() if isinstance(data, Mapping) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
+        place: Loc = (*loc, key)
         if isinstance(value, float) and not math.isfinite(value):
-            yield (*loc, key), value
-        yield from _non_finite(value, (*loc, key))
+            yield place, f"is {value}; numbers must be finite", "write a number such as 0.5"
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            yield place, "is an integer beyond 64 bits", _NUMBER_HINT
+        elif isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+            yield place, "is not UTF-8 text", "save or type it as UTF-8"
+        elif len(place) > MAX_NESTING:
+            yield place, f"is nested more than {MAX_NESTING} levels deep", "flatten it"
+        else:
+            yield from _unfit(value, place)
 
 
 def _describe(error: Mapping[str, Any], model: type[BaseModel], data: Any) -> tuple[str, str]:
     """Return (what is wrong, hint) for one pydantic error."""
     loc: Loc = tuple(error["loc"])
-    key = dotted(loc, data)
+    key = dotted(loc, data)[:200]
     kind = error["type"]
     if kind == "extra_forbidden":
         known = [*loc[:-1], ""]
@@ -130,10 +144,25 @@ def _describe(error: Mapping[str, Any], model: type[BaseModel], data: Any) -> tu
         return f"{key!r} is missing", f"add {loc[-1]} = …"
     if kind == "value_error":
         text = str(error["ctx"]["error"])
-        return f"{key}: {text}" if key else text, ""
+        return f"{key}: {text}" if key else text, "edit it there"
     text = str(error["msg"]).replace("Input should be", "must be").replace("String should", "must")
     shown = json.dumps(error["input"], default=str, ensure_ascii=False)
-    return f"{key} {text}, not {shown[:80]}", ""
+    return f"{key} {text}, not {shown[:80]}", _meaning(model, loc)
+
+
+def _meaning(model: type[BaseModel], loc: Loc) -> str:
+    """Return what the key at a location means and its default, as a hint."""
+    names = [step for step in loc if isinstance(step, str)]
+    current: type[BaseModel] | None = model
+    for depth, name in enumerate(names, 1):
+        field = current.model_fields.get(name) if current else None
+        if field is None:
+            return ""
+        current = _submodel(field.annotation)
+        if depth == len(names) and current is None:
+            default = "" if field.is_required() or field.default is None else f"the default is {field.default!r}"
+            return "; ".join(filter(None, (field.description, default)))
+    return "write it as a table of keys, such as " + ", ".join(list(current.model_fields)[:3]) if current else ""
 
 
 def validate(model: type[Model], data: Mapping[str, Any], source: str, text: str = "") -> Model:
@@ -153,8 +182,8 @@ def validate(model: type[Model], data: Mapping[str, Any], source: str, text: str
         line = line_of(text, loc) if text else None
         return f"{source}:{line}" if line else source
 
-    for loc, value in _non_finite(data):
-        raise ConfigError(f"{place(loc)}: {dotted(loc, data)} is {value}; numbers must be finite")
+    for loc, what, hint in _unfit(data):
+        raise ConfigError(f"{place(loc)}: {dotted(loc, data)[:200]} {what}", hint)
     try:
         return model.model_validate_json(json.dumps(data, allow_nan=False), strict=True)
     except ValidationError as error:

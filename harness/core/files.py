@@ -28,7 +28,7 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     Readers see the old bytes or the new bytes. The mode of an existing file is kept.
 
     Raises:
-        InfraError: on a full disk, a quota, a read-only folder, or something that is no file; the old file is untouched.
+        InfraError: on a full disk, a quota, a read-only folder, or when `path` is no file; the old one is untouched.
     """
     payload = data.encode() if isinstance(data, str) else data
     target = Path(os.path.realpath(path))
@@ -57,6 +57,8 @@ def disk_hint(error: OSError) -> str:
         return "free some disk space (outputs/ holds the large files) and run the same command again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "check the owner and the mode of the file and its folder"
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+        return "look at what stands at that path; `git status` shows what a program's files should be"
     return "`harness doctor` checks the disk"
 
 

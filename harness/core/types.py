@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from harness.core.canonical import content_sha
 
@@ -184,6 +183,3 @@ class Rollout:
 def failed_score(failure: FailureClass, reason: str) -> Score:
     """Return the score of an item that could not be scored; its reward is never used."""
     return Score(reward=0.0, components={}, diagnostics={"error": reason}, failure=failure)
-
-
-JsonObject = dict[str, Any]

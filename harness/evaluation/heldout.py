@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,11 +57,6 @@ class Suite:
     def requested(self) -> int:
         """Samples the protocol asks for."""
         return len(self.tasks) * self.protocol.samples
-
-    def described(self) -> dict[str, Any]:
-        """Return the protocol as events record it; where a file lies is this machine's affair."""
-        facts = self.protocol.model_dump(mode="json", exclude={"id"})
-        return facts | {"args": {key: value for key, value in facts["args"].items() if key != "path"}}
 
 
 def load_suites(context: Context) -> list[Suite]:
@@ -186,15 +182,9 @@ class Recorder:
         write_items(full, items, compact=False)
         compact = self._compact(subject, step, env, prompt)
         file_sha = _replace_items(compact, items)
-        base = self._items("base", 0, env, "run") if subject == "policy" else None
-        other = self._items("base", 0, env, "shipped") if subject == "policy" else None
-        summary = summarise(
-            items,
-            requested=suite.requested,
-            confidence=self.context.eval.confidence,
-            base=base,
-            base_shipped=other if other is not None else base,
-        )
+        base = self._base(suite, "run") if subject == "policy" else None
+        shipped = self._base(suite, "shipped") if subject == "policy" else None
+        confidence = self.context.eval.confidence
         data: dict[str, Any] = {
             "attempt": self.attempt,
             "subject": subject,
@@ -203,11 +193,13 @@ class Recorder:
             "prompt": prompt,
             "prompt_sha": sha,
             "items_sha": suite.items_sha,
-            "protocol": suite.described(),
+            "protocol": suite.protocol.described(),
             "verifier": suite.env.verifier_version,
             "file": self.program.relative(compact),
             "file_sha": file_sha,
-            **summary,
+            **summarise(
+                items, requested=suite.requested, confidence=confidence, base=base, base_shipped=shipped or base
+            ),
         }
         if adapter is not None:
             data["adapter_sha"] = adapter
@@ -217,9 +209,10 @@ class Recorder:
     def _compact(self, subject: str, step: int, env: str, prompt: str) -> Path:
         return self.program.analysis_dir(self.run) / "evals" / f"step_{step}.{_file_name(subject, env, prompt)}"
 
-    def _items(self, subject: str, step: int, env: str, prompt: str) -> list[ItemRecord] | None:
-        path = self._compact(subject, step, env, prompt)
-        return list(read_items(path)) if path.is_file() else None
+    def _base(self, suite: Suite, prompt: str) -> list[ItemRecord] | None:
+        """Return the base model's items; None unless they are on record and answer this suite."""
+        path = self._compact("base", 0, suite.protocol.id, prompt)
+        return list(read_items(path)) if self.has(suite, "base", 0, prompt) else None
 
     def has(self, suite: Suite, subject: str, step: int, prompt: str, adapter: str | None = None) -> bool:
         """Whether the ledger holds this very eval, of the same adapter and items, and its file is unchanged.
@@ -269,21 +262,18 @@ def evaluate(program: Program, subject: str, step: int | None, on_progress: Prog
 
     Raises:
         NotFoundError: no such run, adapter or folder.
-        RefusedError: GOAL or CONTEXT was edited without `harness amend`.
+        RefusedError: the subject is a run, and GOAL or CONTEXT was edited without `harness amend`, or it is running.
     """
     context = read_context(program)
     suites = load_suites(context)
     if subject.startswith("run-"):
         return _evaluate_run(program, subject, step, context, suites, on_progress)
+    if subject != "base" and not os.path.isfile(Path(subject) / WEIGHTS):
+        raise NotFoundError(
+            f"{subject[:200]} is no run, not `base`, and no folder with {WEIGHTS}", "`harness list` shows the runs"
+        )
     loaded = load_model(ModelSection(name=context.model.name, revision=context.model.revision))
-    model = None
-    if subject != "base":
-        folder = Path(subject)
-        if not (folder / WEIGHTS).is_file():
-            raise NotFoundError(
-                f"{subject} is no run, not `base`, and no folder with {WEIGHTS}", "`harness list` shows the runs"
-            )
-        model = load_adapter(loaded.model, folder)
+    model = None if subject == "base" else load_adapter(loaded.model, Path(subject))
     engine = TransformersEngine(loaded, model)
     rows = []
     for suite in suites:
@@ -313,11 +303,14 @@ def _evaluate_run(
     if state.runs[run].status == "running":
         raise RefusedError(f"{run} is still running and evaluates itself", f"`harness wait {run}`")
     adapters = program.run_dir(run) / "adapters"
-    steps = sorted(int(p.parent.name.removeprefix("step_")) for p in adapters.glob(f"step_*/{WEIGHTS}"))
+    names = [path.parent.name.removeprefix("step_") for path in adapters.glob(f"step_*/{WEIGHTS}")]
+    steps = sorted(int(name) for name in names if name.isdecimal())
     chosen = step if step is not None else (steps[-1] if steps else None)
     if chosen is None or (chosen and chosen not in steps):
         have = f"there are adapters of steps {', '.join(map(str, steps))}" if steps else "it has none here"
-        raise NotFoundError(f"{run} has no adapter of step {chosen}: {have}", f"`harness launch {run}` trains it")
+        asked = "adapter" if chosen is None else f"adapter of step {chosen}"
+        hint = "adapters stand in outputs/, which git does not hold: evaluate where the run was trained"
+        raise NotFoundError(f"{run} has no {asked}: {have}", hint)
     loaded = load_model(config.model)
     folder = adapters / f"step_{chosen}"
     model = load_adapter(loaded.model, folder) if chosen else None

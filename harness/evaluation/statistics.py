@@ -93,10 +93,7 @@ def mean_interval(
         T(G-1) quantiles, for a regression on a constant (K = 1); Clopper & Pearson 1934,
         Biometrika 26(4).
     """
-    if len(values) != len(clusters):
-        raise UsageError(f"{len(values)} values but {len(clusters)} clusters", "give one cluster per value")
-    if not 0.0 < confidence < 1.0:
-        raise UsageError(f"confidence {confidence} is not between 0 and 1", "95 % is written 0.95")
+    _check_arguments(values, clusters, confidence)
     data = np.asarray(values, dtype=np.float64)
     index = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
     n, groups = len(data), len(index)
@@ -113,6 +110,13 @@ def mean_interval(
     half = float(stats.t.ppf(0.5 + confidence / 2, groups - 1)) * error
     low, high = known or (-inf, inf)
     return Interval(mean, max(mean - half, low), min(mean + half, high), n, groups)
+
+
+def _check_arguments(values: Sequence[float], clusters: Sequence[Hashable], confidence: float) -> None:
+    if len(values) != len(clusters):
+        raise UsageError(f"{len(values)} values but {len(clusters)} clusters", "give one cluster per value")
+    if not 0.0 < confidence < 1.0:
+        raise UsageError(f"confidence {confidence} is not between 0 and 1", "95 % is written 0.95")
 
 
 def _mean(data: np.ndarray) -> float:

@@ -65,6 +65,7 @@ class TransformersEngine:
         """
         if not prompts:
             return []
+        self.causal_lm.eval()  # adapters are born in training mode, and dropout must not reach a sample
         root = common_prefix(prompts) if len(prompts) > 1 else len(prompts[0]) - 1
         per_call = max(1, self.max_rows // n)
         results: list[list[Completion]] = []
@@ -202,7 +203,13 @@ def _uniforms(seed: int, count: int) -> Tensor:
 
 
 def _sample(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Invert the distribution function: (B, V) logits and (B,) uniforms → ids and logprobs on the CPU."""
+    """Invert the distribution function: (B, V) logits and (B,) uniforms → ids and logprobs on the CPU.
+
+    Temperature 0 is greedy: the whole probability lies on the largest logit.
+    """
+    if temperature == 0:
+        best = logits.argmax(dim=-1).cpu()
+        return best, torch.zeros(len(best))
     logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
     cumulative = logprobs.double().exp_().cumsum_(dim=-1)
     thresholds = uniforms.to(cumulative.device)[:, None] * cumulative[:, -1:]

@@ -87,11 +87,16 @@ def read_adapter(folder: Path) -> tuple[LoraSection, dict[str, torch.Tensor]]:
         settings = json.loads((folder / SETTINGS).read_text())
         state = load_file(folder / WEIGHTS)
         section = LoraSection(rank=settings["r"], alpha=settings["lora_alpha"], dropout=settings["lora_dropout"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InfraError(f"the adapter in {folder} is missing or corrupt: {error}", hint) from error
-    bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
-    if bad or not state:
-        raise InfraError(f"the adapter in {folder} holds non-finite numbers in {bad[:1]}", hint)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        what = " ".join(str(error).split())[:300]  # pydantic writes several lines
+        raise InfraError(f"the adapter in {folder} is missing or corrupt: {what}", hint) from error
+    for name, tensor in state.items():
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise InfraError(f"the adapter in {folder} holds non-finite numbers or whole ones in {name}", hint)
+        if "lora_A" in name and tensor.shape[:1] != (section.rank,):  # before a wrong rank asks for memory
+            raise InfraError(f"the adapter in {folder} does not fit the model or its settings: {name}", hint)
+    if not state:
+        raise InfraError(f"the adapter in {folder} holds no weights", hint)
     return section, state
 
 

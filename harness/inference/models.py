@@ -23,6 +23,10 @@ from harness.core.files import file_lock, fsync_dir
 from harness.core.paths import cache_dir
 
 SUPPORTED_TYPES = ("llama", "qwen2", "qwen3")
+BF16_ISAS = frozenset(
+    ("", "ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16")
+)
+"""Values of ONEDNN_MAX_CPU_ISA that leave bfloat16 instructions in use (oneDNN, CPU dispatcher control)."""
 """Model types whose attention goes through the tree attention of `harness.inference.tree`."""
 
 
@@ -51,7 +55,7 @@ class LoadedModel:
     """A causal language model ready for generation and training.
 
     Args:
-        eos_ids: every id that ends a turn (generation config and tokenizer together).
+        eos_ids: every id that ends a turn (generation config, model config and tokenizer together).
     """
 
     model: Any
@@ -76,8 +80,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     """
     if name in EMBEDDED:
         return _embedded_folder(name, EMBEDDED[name])
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):  # unlike Path.is_dir, false for a name too long to be one
         return _check_folder(folder)
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         return _hub_folder(name, revision)
@@ -203,15 +207,29 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
+def set_threads(threads: int) -> None:
+    """Compute with so many processor threads; 0 takes what torch takes by itself.
+
+    Raises:
+        ConfigError: when they are more than the cores here; far too many end the process without a word.
+    """
+    cores = os.cpu_count() or 1
+    if threads > cores:
+        raise ConfigError(
+            f"backend.threads is {threads}, but this machine has {cores} cores", "use backend.threads = 0 for all"
+        )
+    if threads:
+        torch.set_num_threads(threads)
+
+
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """Return the torch dtype; `auto` is bfloat16 only where the device computes it natively."""
     if dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[dtype]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    restricted = torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AMX", "DEFAULT") or os.environ.get(
-        "ONEDNN_MAX_CPU_ISA", ""
-    ).upper() in ("AVX2", "SSE41", "AVX")
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    restricted = torch.backends.cpu.get_cpu_capability() != "AVX512" or allowed not in BF16_ISAS
     native = not restricted and torch.cpu._is_avx512_bf16_supported()
     return torch.bfloat16 if device.type == "cpu" and native else torch.float32
 
@@ -240,7 +258,7 @@ def load_model(section: ModelSection) -> LoadedModel:
 
 
 def eos_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every end-of-turn id: the generation config's and the tokenizer's together."""
+    """Return every end-of-turn id: the generation config's, the model config's and the tokenizer's together."""
     ids: set[int] = set()
     for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         ids.update([value] if isinstance(value, int) else value or [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def _sha(path: Path) -> str:
 
 
 def _locate(run: str, name: str, what: str, root: Path) -> tuple[Path | None, list[Finding]]:
-    path = (root / name).resolve()
+    path = Path(os.path.realpath(root / name))  # unlike resolve(), takes names no file system does
     if not path.is_relative_to(root):
         text = f"{run} names {name[:200]!r}, which is outside the program"
         return None, [Finding("bad_path", "error", text, run=run)]

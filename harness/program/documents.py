@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from harness.config.load import check_key, read_text
 from harness.config.validate import parse_toml, validate
 from harness.core.canonical import sha256_hex
-from harness.core.errors import ConfigError, NotFoundError
+from harness.core.errors import ConfigError, InfraError, NotFoundError
+from harness.core.files import disk_hint
 from harness.core.names import did_you_mean
 from harness.program.model import DOCUMENTS, Program
 
@@ -81,6 +82,11 @@ class ContextEnv(Page):
     max_tokens: Annotated[int, Field(ge=1)] = Field(description="tokens per turn")
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(1.0, description="0 is greedy")
     args: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment for evaluation")
+
+    def described(self) -> dict[str, Any]:
+        """Return the protocol as events record it; where a file lies is a machine's own affair."""
+        facts = self.model_dump(mode="json", exclude={"id"})
+        return facts | {"args": {key: value for key, value in facts["args"].items() if key != "path"}}
 
 
 class ContextEval(Page):
@@ -286,6 +292,7 @@ def protocol_hashes(program: Program) -> dict[str, str]:
 
     Raises:
         NotFoundError: when one of them is missing.
+        InfraError: when one cannot be read, such as a folder of that name.
     """
     hashes: dict[str, str] = {}
     for name in DOCUMENTS:
@@ -293,6 +300,8 @@ def protocol_hashes(program: Program) -> dict[str, str]:
             hashes[document_key(name)] = sha256_hex((program.root / name).read_bytes())
         except FileNotFoundError:
             raise NotFoundError(f"{name} is missing in {program.root}", f"`git checkout -- {name}`") from None
+        except OSError as error:
+            raise InfraError(f"cannot read {name} in {program.root}: {error.strerror}", disk_hint(error)) from None
     return hashes
 
 

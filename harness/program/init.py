@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,9 +13,11 @@ from harness import __version__
 from harness.core.errors import InfraError, RefusedError, UsageError
 from harness.core.files import atomic_write, disk_hint
 from harness.core.git import git_line, git_output
+from harness.ledger.fold import fold
 from harness.program.documents import Context, parse_page
 from harness.program.gitsetup import INSTALL, SETTINGS, missing_lines, run_git, spell, template, with_lines
-from harness.program.model import DOCUMENTS
+from harness.program.model import DOCUMENTS, Program
+from harness.program.thread import render_thread
 
 _PAGES = (*DOCUMENTS, "THREAD.md")
 _OWN = (*_PAGES, "rl", "analysis", "runs.jsonl")
@@ -62,10 +65,15 @@ def init_program(
         UsageError: when the path is a file, or the model name is blank.
         InfraError: when the folder cannot be written.
     """
-    root = Path(os.path.abspath(path.expanduser()))
+    root = Path(os.path.abspath(os.path.expanduser(path)))
+    try:
+        present = [name for name in _OWN if (root / name).exists()]
+    except OSError as error:  # a name too long for the file system
+        raise UsageError(
+            f"{root} cannot be a folder: {error.strerror}", "name another, as in `harness init my-program`"
+        ) from None
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root} is a file", "name a folder, as in `harness init my-program`")
-    present = [name for name in _OWN if (root / name).exists()]
     if present:
         raise RefusedError(
             f"{root} already holds {', '.join(present)}", "run `harness status` there, or name an empty folder"
@@ -77,11 +85,26 @@ def init_program(
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InfraError(f"cannot make {root}: {error.strerror}", disk_hint(error)) from error
-        for name, text in contents.items():
-            atomic_write(root / name, text)
+        _write(root, contents)
+        render_thread(Program(root), fold([]))  # so that `thread --check` holds from the first commit
         for command in commands:
             run_git(root, command)
     return InitResult(root, tuple(contents), kept, tuple(map(spell, commands)), notes)
+
+
+def _write(root: Path, contents: dict[str, str]) -> None:
+    """Write every file, or take back the new ones, so that the same command can be run again."""
+    new = [root / name for name in contents if not (root / name).exists()]
+    try:
+        for name, text in contents.items():
+            atomic_write(root / name, text)
+    except BaseException:
+        for path in new:
+            path.unlink(missing_ok=True)
+        for folder in sorted({path.parent for path in new} - {root}, reverse=True):
+            with contextlib.suppress(OSError):  # it holds something else
+                folder.rmdir()
+        raise
 
 
 def _contents(root: Path, model: str, revision: str | None) -> tuple[dict[str, str], tuple[str, ...]]:

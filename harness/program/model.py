@@ -38,10 +38,10 @@ class Program:
         """
         override = (os.environ if environ is None else environ).get("HARNESS_PROGRAM")
         if override:
-            root = Path(override).expanduser().resolve()
+            root = Path(os.path.realpath(os.path.expanduser(override)))
             _check_marks(root, "HARNESS_PROGRAM names it; unset that or name a program folder")
             return cls(root)
-        begin = (start or Path.cwd()).resolve()
+        begin = Path(os.path.realpath(start or Path.cwd()))
         for folder in (begin, *begin.parents):
             present = [mark for mark in _MARKS if (folder / mark).exists()]
             if len(present) >= 2:  # one file named PLAN.md is no program; two of four are a damaged one

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import harness
-from harness.core.canonical import content_sha, sha256_file
+from harness.core.canonical import content_sha
 from harness.core.types import Verdict
 from harness.ledger import RunState
-from harness.program import Program, protocol_hashes
 from harness.promotion.gates import Evidence, GateResult
 
 FILE = "certificate.json"
@@ -59,30 +58,3 @@ def certificate_text(certificate: Mapping[str, Any]) -> str:
     """Return the bytes of certificate.json as text: indented for reviewers, keys sorted after `id`."""
     rest = {key: certificate[key] for key in sorted(certificate) if key != "id"}
     return json.dumps({"id": certificate["id"]} | rest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def certificate_problems(program: Program, run: RunState) -> list[str]:
-    """Return what no longer matches a run's certificate; empty when it still holds, or there is none.
-
-    Checks the certificate's own bytes, every item file it binds, and GOAL.md and CONTEXT.md.
-    """
-    if run.promoted is None:
-        return []
-    path = program.root / run.promoted["certificate"]
-    if not path.is_file():
-        return [f"{run.promoted['certificate']} is missing"]
-    if sha256_file(path) != run.promoted["certificate_sha"]:
-        return [f"{run.promoted['certificate']} was changed after the promotion"]
-    certificate = json.loads(path.read_text(encoding="utf-8"))
-    problems = []
-    for entry in certificate["evals"]:
-        file = program.root / entry["file"]
-        if not file.is_file():
-            problems.append(f"{entry['file']} is missing")
-        elif sha256_file(file) != entry["file_sha"]:
-            problems.append(f"{entry['file']} was changed after the promotion")
-    now = protocol_hashes(program)
-    for key, name in (("goal", "GOAL.md"), ("context", "CONTEXT.md")):
-        if now[key] != certificate["protocol"][key]:
-            problems.append(f"{name} is not the one the promotion was judged by")
-    return problems

@@ -5,6 +5,7 @@ Nothing an event says about a result is believed; it only says which bytes the r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from math import isclose, isnan
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness.ledger.results import current_evals
 from harness.program import Goal, Program
 from harness.promotion.gates import EnvEvidence, EvalEvidence, Evidence
 
+AGAIN = "`harness eval RUN --step N` evaluates again"
 _SAME_MEAN = 1e-9
 _BINDING = ("n", "requested", "items_sha", "prompt_sha", "verifier", "file", "file_sha")
 """Members without which an eval is bound to nothing."""
@@ -99,7 +101,7 @@ def _load(program: Program, data: Mapping[str, Any] | None) -> EvalEvidence | No
         try:
             items = _read_checked(program, data)
         except CannotTellError as error:
-            problem = str(error)
+            problem = f"{error.message} ({error.hint})"
     return EvalEvidence(
         subject=str(data["subject"]),
         prompt=str(data.get("prompt", "run")),
@@ -111,6 +113,7 @@ def _load(program: Program, data: Mapping[str, Any] | None) -> EvalEvidence | No
         file=str(data.get("file")),
         file_sha=str(data.get("file_sha")),
         items=items,
+        protocol=data.get("protocol"),
         problem=problem,
     )
 
@@ -123,9 +126,9 @@ def _read_checked(program: Program, data: Mapping[str, Any]) -> tuple[ItemRecord
             does not give the recorded counts and mean.
     """
     name = str(data["file"])
-    path = (program.root / name).resolve()
+    path = Path(os.path.realpath(program.root / name))
     if not path.is_relative_to(Path(program.analysis).resolve()):
-        raise CannotTellError(f"{name} lies outside analysis/", "evaluate again with `harness eval`")
+        raise CannotTellError(f"{name} lies outside analysis/", AGAIN)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -135,11 +138,11 @@ def _read_checked(program: Program, data: Mapping[str, Any]) -> tuple[ItemRecord
     items = tuple(parse_items(content, name))
     counted = sum(item.counts for item in items)
     if counted != data["n"]:
-        raise CannotTellError(f"{name} holds {counted} counted samples, its event says {data['n']}", "")
+        raise CannotTellError(f"{name} holds {counted} counted samples, its event says {data['n']}", AGAIN)
     recorded = _recorded_mean(data)
     recomputed = mean_of(items).mean
     if not (isclose(recorded, recomputed, abs_tol=_SAME_MEAN) or (isnan(recorded) and isnan(recomputed))):
-        raise CannotTellError(f"{name} gives a mean reward of {recomputed:.6f}, its event says {recorded:.6f}", "")
+        raise CannotTellError(f"{name} gives a mean reward of {recomputed:.6f}, its event says {recorded:.6f}", AGAIN)
     return items
 
 
@@ -147,4 +150,4 @@ def _recorded_mean(data: Mapping[str, Any]) -> float:
     try:
         return decode_number(data["means"]["reward"]["mean"])
     except (KeyError, TypeError, ValueError):
-        raise CannotTellError(f"the event of {data['file']} records no mean reward", "") from None
+        raise CannotTellError(f"the event of {data['file']} records no mean reward", AGAIN) from None

@@ -87,6 +87,7 @@ class EvalEvidence:
         file: program-relative path of the item file.
         file_sha: its hash according to the ledger.
         items: what the file holds; empty with a problem.
+        protocol: how the items were chosen and sampled, as the event records it.
         problem: why the file cannot be used; empty when it can.
     """
 
@@ -100,6 +101,7 @@ class EvalEvidence:
     file: str
     file_sha: str
     items: tuple[ItemRecord, ...] = ()
+    protocol: Mapping[str, Any] | None = None
     problem: str = ""
 
 
@@ -192,10 +194,9 @@ def _evidence_problems(goal: Goal, env: str, protocol: ContextEnv | None, found:
     baseline = "the base model under the " + ("run's" if goal.gate.baseline == "base_run_prompt" else "shipped")
     problems = [] if policy else ["there is no held-out eval of the policy at this step"]
     problems += [] if base else [f"there is no held-out eval of {baseline} prompt"]
-    expected = protocol.items * protocol.samples
     for name, side in (("policy", policy), ("base", base)):
         if side is not None:
-            problems += [f"{name}: {problem}" for problem in _side_problems(side, expected)]
+            problems += [f"{name}: {problem}" for problem in _side_problems(side, protocol)]
     if policy is None or base is None or policy.problem or base.problem:
         return problems
     if policy.items_sha != base.items_sha:
@@ -212,10 +213,14 @@ def _evidence_problems(goal: Goal, env: str, protocol: ContextEnv | None, found:
     return problems
 
 
-def _side_problems(side: EvalEvidence, expected: int) -> list[str]:
+def _side_problems(side: EvalEvidence, protocol: ContextEnv) -> list[str]:
     if side.problem:
         return [side.problem]
     problems = []
+    expected, described = protocol.items * protocol.samples, protocol.described()
+    other = sorted(key for key, value in (side.protocol or described).items() if described.get(key) != value)
+    if other:
+        problems.append(f"it was evaluated with another {', '.join(other)} than CONTEXT.md asks for")
     if side.requested != expected:
         problems.append(f"{side.requested} samples were requested, CONTEXT.md asks for {expected}")
     if len(side.items) != side.requested:

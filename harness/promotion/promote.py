@@ -119,8 +119,7 @@ def promote(
         outcome, text, data = _judge(program, state, run, asked, (goal, context), protocol, step, dry_run=False)
         outcomes[:] = [outcome]
         events = [NewEvent(run, "gated", data, actor=actor)]
-        earlier = state.runs[run].promoted
-        if outcome.promoted and earlier is None:
+        if outcome.promoted and state.runs[run].promoted is None:
             atomic_write(program.root / outcome.certificate, text)  # before the event that names its hash
             where = {"certificate": outcome.certificate, "certificate_sha": outcome.certificate_sha}
             events.append(NewEvent(run, "promoted", data | where, actor=actor))
@@ -206,7 +205,10 @@ def _check_promotable(run: RunState, state: State, protocol: dict[str, str]) -> 
     if reasons := promotion_refusals(run):
         raise PromotionRefusedError("; ".join(reasons), f"`harness show {run.run}` shows how it came to that")
     if reason := not_completed(run):
-        raise CannotTellError(f"{reason}, so there is nothing to judge", f"`harness launch {run.run} --resume`")
+        raise CannotTellError(
+            f"{reason}, so there is nothing to judge",
+            f"`harness launch {run.run}{' --resume' if run.attempts else ''}`",
+        )
     drift, post_hoc = protocol_drift(run, protocol, list(state.amendments))
     if drift:
         raise PromotionRefusedError(drift, 'restore it with git, or record the change: `harness amend --reason "…"`')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +193,7 @@ def _eval(root: Path, data: Mapping[str, Any]) -> Eval:
 def _intact(root: Path, file: str, sha: str) -> bool | None:
     if not file or not sha:
         return None
-    path = (root / file).resolve()
+    path = Path(os.path.realpath(root / file))
     # the path comes from a ledger line: nothing outside the program is opened
     return path.is_relative_to(root.resolve()) and path.is_file() and sha256_file(path) == sha
 

@@ -94,7 +94,7 @@ class Gates:
     promoted: bool = False
     step: int | None = None
     post_hoc: bool = False
-    """Whether the judged step was chosen after looking, instead of being the last one."""
+    """Whether GOAL.md or CONTEXT.md was amended after the run started."""
 
 
 @dataclass(frozen=True, slots=True)

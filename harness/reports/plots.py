@@ -380,6 +380,7 @@ def _optimisation(data: ReportData) -> Plot | None:
         axis.plot(steps, running_mean(values, WINDOW), color=INK, lw=2)
         axis.set_title(title)
         axis.set_ylabel(unit)
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # an exponent above the axis would hit the title
         step_axis(axis, steps)
     caption = f"Thin: every step. Thick: mean of the last {WINDOW} steps."
     return Plot("optimisation", png(figure), "Entropy, KL and gradient norm", caption)

@@ -240,7 +240,7 @@ def _gates(data: ReportData) -> list[Block]:
         note = "promote has not judged this run; the table shows the bar of GOAL.md beside what was measured."
         blocks.append(Paragraph(text(note)))
     elif data.gates.step is not None:
-        chosen = ", chosen after looking at the evals" if data.gates.post_hoc else ""
+        chosen = ", after GOAL.md or CONTEXT.md was amended" if data.gates.post_hoc else ""
         blocks.append(Paragraph(text(f"Judged at step {data.gates.step}{chosen}.")))
     if not data.gates.rows:
         return [*blocks, Paragraph(text("No gate has a row for this run."))]
@@ -258,7 +258,10 @@ def _gate_row(row: GateRow) -> tuple[Inline, ...]:
 
 def _warnings(data: ReportData) -> list[Block]:
     if not data.warnings:
-        return [Heading(2, "Warnings"), Paragraph(text("None: no sign of collapse, evals complete, nothing left out."))]
+        looked = "None: no sign of collapse, evals complete, nothing left out."
+        blind = "None to give: no held-out items are on record, so there was nothing to look at."
+        judged = any(entry.requested for entry in data.evals)
+        return [Heading(2, "Warnings"), Paragraph(text(looked if judged else blind))]
     return [Heading(2, "Warnings"), Bullets(tuple(text(warning) for warning in data.warnings), "warn")]
 
 

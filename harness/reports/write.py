@@ -149,7 +149,10 @@ def build_report(program: Program, run: str) -> dict[str, bytes]:
     encoded = {name: content.encode() for name, content in files.items()} | render_report(data)
     size = sum(len(content) for content in encoded.values())
     if size >= MAX_FOLDER_BYTES:
-        raise ConfigError(f"the report of {run} would take {size} bytes, the limit is {MAX_FOLDER_BYTES}")
+        raise ConfigError(
+            f"the report of {run} would take {size} bytes, the limit is {MAX_FOLDER_BYTES}",
+            "metrics with very many keys or very long completions fill it: log fewer, or lower sampling.max_tokens",
+        )
     return encoded
 
 

@@ -93,7 +93,7 @@ def collect(
             raise ConfigError(
                 f"task {task.id}: {len(prompt)} prompt tokens and {sampling.max_tokens} for the reply"
                 f" exceed the context of {sampling.context}",
-                "raise sampling.context, lower sampling.max_tokens, or use a shorter prompt",
+                "use a shorter prompt or lower max_tokens: in the run's file for training, in CONTEXT.md for evals",
             )
     started = time.monotonic()
     groups = engine.generate(prompts, n, sampling.max_tokens, sampling.temperature, seeds)

@@ -53,6 +53,8 @@ def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             try:
                 record: dict[str, Any] = strict_loads(line)
+                if not isinstance(record, dict):
+                    raise ValueError("not a JSON object")
             except ValueError as error:
                 raise InfraError(
                     f"{path}:{number}: {error}", "train the step again with `harness launch --resume`"

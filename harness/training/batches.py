@@ -14,11 +14,19 @@ from harness.inference.tree import TreeBatch, build_tree
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one task, their advantages, and the temperature they were sampled at."""
+    """The rollouts of one task.
+
+    Args:
+        rollouts: all of them, in the order they were asked for.
+        advantages: one per rollout.
+        temperature: of the sampler.
+        outside: positions of rollouts that are no part of the loss: failed ones, and masked truncated ones.
+    """
 
     rollouts: tuple[Rollout, ...]
     advantages: tuple[float, ...]
     temperature: float = 1.0
+    outside: frozenset[int] = frozenset()
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -26,9 +34,20 @@ class Group:
         return self.rollouts[0].prompt_ids
 
     @property
+    def trained(self) -> list[tuple[Rollout, float]]:
+        """The rollouts in the loss, each with its advantage."""
+        pairs = zip(self.rollouts, self.advantages, strict=True)
+        return [pair for index, pair in enumerate(pairs) if index not in self.outside]
+
+    @property
     def completion_tokens(self) -> int:
-        """Number of sampled tokens."""
-        return sum(len(rollout.completion.token_ids) for rollout in self.rollouts)
+        """Number of sampled tokens in the loss."""
+        return sum(len(rollout.completion.token_ids) for rollout, _ in self.trained)
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """The reward of every rollout; None for those outside the loss, which are no part of the baseline either."""
+        return [None if i in self.outside else rollout.score.reward for i, rollout in enumerate(self.rollouts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +91,13 @@ def micro_batch(groups: Sequence[Group], root: int, device: torch.device, dtype:
         groups: their prompts share the first `root` token ids.
         dtype: of advantages and log probabilities.
     """
-    completions = [[r.completion.token_ids for r in group.rollouts] for group in groups]
+    completions = [[rollout.completion.token_ids for rollout, _ in group.trained] for group in groups]
     tree = build_tree([group.prompt for group in groups], completions, root, device)
     advantages: list[float] = []
     logprobs: list[float] = []
     temperatures: list[float] = []
     for group in groups:
-        for rollout, advantage in zip(group.rollouts, group.advantages, strict=True):
+        for rollout, advantage in group.trained:
             advantages += [advantage] * len(rollout.completion.token_ids)
             logprobs += rollout.completion.logprobs
         temperatures += [group.temperature] * group.completion_tokens

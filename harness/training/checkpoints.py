@@ -131,7 +131,9 @@ def read_manifest(parent: Path, step: int) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         if sha256_file(folder / _TENSORS) != manifest["state_sha"]:
             raise ValueError("its checksum differs")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        Progress(**manifest["progress"])
+        int(manifest["numerics"]["threads"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InfraError(
             f"the checkpoint {folder} is damaged: {error}", f"delete {folder} to resume from the one before it"
         ) from error
@@ -165,7 +167,10 @@ def load_checkpoint(
     try:
         state = load_file(step_folder(parent, step) / _TENSORS)
     except (OSError, SafetensorError) as error:
-        raise InfraError(f"the checkpoint of step {step} is damaged: {error}", "delete it and resume again") from error
+        raise InfraError(
+            f"the checkpoint of step {step} is damaged: {error}", f"delete {step_folder(parent, step)} and resume again"
+        ) from error
+    _check_tensors(step_folder(parent, step), state, parameters)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state[f"parameter/{name}"])
@@ -181,3 +186,18 @@ def load_checkpoint(
                     key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
                 }
     return Progress(**manifest["progress"])
+
+
+def _check_tensors(folder: Path, state: dict[str, torch.Tensor], parameters: dict[str, torch.nn.Parameter]) -> None:
+    """Check that stored tensors are those of this run: complete, of the same shapes, finite."""
+    hint = f"delete {folder} to resume from the one before it"
+    wanted = {f"parameter/{name}": parameter.shape for name, parameter in parameters.items()}
+    for name, tensor in state.items():
+        owner = parameters.get(name.split("/", 2)[-1]) if name.startswith("optimizer/") else None
+        shape = wanted.pop(name, None) if owner is None else owner.shape if tensor.dim() else tensor.shape
+        if shape != tensor.shape:
+            raise InfraError(f"the checkpoint {folder} does not fit the run: {name}", hint)
+        if not torch.isfinite(tensor).all():
+            raise InfraError(f"the checkpoint {folder} holds non-finite numbers in {name}", hint)
+    if wanted:
+        raise InfraError(f"the checkpoint {folder} does not fit the run: {next(iter(wanted))} is missing", hint)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.config.schema import EnvSection, RunConfig
 from harness.core.errors import DivergedError, StoppedError
 from harness.core.seeds import derive_seed
@@ -121,11 +123,14 @@ class Trainer:
     def _check_budget(self, wall_s: float) -> None:
         budget = self.config.budget
         if budget.wall_clock_s is not None and wall_s > budget.wall_clock_s:
-            self._stop(f"the wall-clock budget of {budget.wall_clock_s:g} s is spent", "launch with --resume")
+            self._stop(
+                f"the wall-clock budget of {budget.wall_clock_s:g} s is spent",
+                f"`harness launch {self.folder.name} --resume` goes on with a new one",
+            )
         if budget.tokens is not None and self.progress.tokens > budget.tokens:
             self._stop(
                 f"the budget of {budget.tokens} sampled tokens is spent",
-                "raise budget.tokens in the run's file and launch with --resume",
+                f"raise budget.tokens in the run's file, then `harness launch {self.folder.name} --resume`",
             )
 
     def _stop(self, reason: str, hint: str) -> None:
@@ -142,13 +147,14 @@ class Trainer:
             if sum(any(group.advantages) for group in groups) >= train.tasks_per_step:
                 break
             groups += self._collect(step, train.tasks_per_step + extra, 1, timing)
-        usable = [group for group in groups if any(group.advantages)][: train.tasks_per_step]
+        usable = [group for group in groups if any(group.advantages)]
         rate = learning_rate(self.config.optimizer, step, train.steps)
         for parameter_group in self.optimizer.param_groups:
             parameter_group["lr"] = rate
         train_began = time.monotonic()
         stats = None
         if usable:
+            torch.manual_seed(derive_seed(train.seed, "dropout", step))  # so that a resumed run draws the same masks
             stats = update_policy(
                 self.model.get_base_model(),
                 list(self.parameters.values()),
@@ -212,8 +218,8 @@ class Trainer:
             ]
         return groups
 
-    def _store(self, step: int, groups: Sequence[Group]) -> dict[str, list[tuple[Rollout, ...]]]:
-        """Write the step's rollouts; return them by environment."""
+    def _store(self, step: int, groups: Sequence[Group]) -> dict[str, list[Group]]:
+        """Write the step's rollouts; return the groups by environment."""
         by_env: dict[str, list[Group]] = {}
         for group in groups:
             by_env.setdefault(group.rollouts[0].task.env, []).append(group)
@@ -221,7 +227,7 @@ class Trainer:
             rollouts = [rollout for part in parts for rollout in part.rollouts]
             advantages = [advantage for part in parts for advantage in part.advantages]
             write_rollouts(self.folder / "rollouts" / f"step_{step}" / f"{name}.jsonl", rollouts, advantages)
-        return {name: [part.rollouts for part in parts] for name, parts in by_env.items()}
+        return by_env
 
     def _checkpoint(self) -> None:
         save_checkpoint(
@@ -239,14 +245,15 @@ class Trainer:
 
 
 def make_group(rollouts: Sequence[Rollout], advantage: str, mask_truncated: bool, temperature: float) -> Group:
-    """Return a group with advantages; failed rollouts, and masked truncated ones, stay outside the baseline."""
+    """Return a group with advantages; failed rollouts, and masked truncated ones, stay outside baseline and loss."""
 
     def counts(rollout: Rollout) -> bool:
         cut = rollout.completion.finish_reason is FinishReason.LENGTH
         return rollout.score.counts and not (mask_truncated and cut)
 
-    rewards = [rollout.score.reward if counts(rollout) else None for rollout in rollouts]
-    return Group(tuple(rollouts), tuple(group_advantages(rewards, advantage)), temperature)
+    outside = frozenset(index for index, rollout in enumerate(rollouts) if not counts(rollout))
+    rewards = [None if index in outside else rollout.score.reward for index, rollout in enumerate(rollouts)]
+    return Group(tuple(rollouts), tuple(group_advantages(rewards, advantage)), temperature, outside)
 
 
 def peak_memory_mb() -> float:

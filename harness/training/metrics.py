@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 from harness.core.canonical import canonical_json, encode_non_finite
 from harness.core.errors import InfraError
 from harness.core.files import disk_hint
-from harness.core.types import FailureClass, FinishReason, Rollout
+from harness.core.types import FailureClass, FinishReason
 from harness.training.advantages import SPREAD_FLOOR, spread
+from harness.training.batches import Group
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -31,23 +33,23 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
             written = os.write(descriptor, data)
             if written != len(data):
                 os.ftruncate(descriptor, size)
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
     except OSError as error:
         raise InfraError(f"cannot append to {path}: {error.strerror}", disk_hint(error)) from error
 
 
-def rollout_metrics(by_env: Mapping[str, Sequence[Sequence[Rollout]]]) -> dict[str, float]:
+def rollout_metrics(by_env: Mapping[str, Sequence[Group]]) -> dict[str, float]:
     """Return what a step's groups say: rewards, components, spread, lengths, failures.
 
     Args:
-        by_env: environment id → its groups of rollouts.
+        by_env: environment id → its groups.
     """
     metrics: dict[str, float] = {}
     groups = [group for env_groups in by_env.values() for group in env_groups]
     for env, env_groups in by_env.items():
-        scores = [r.score for group in env_groups for r in group if r.score.counts]
+        scores = [r.score for group in env_groups for r in group.rollouts if r.score.counts]
         if not scores:
             continue
         rewards = [score.reward for score in scores]
@@ -56,10 +58,10 @@ def rollout_metrics(by_env: Mapping[str, Sequence[Sequence[Rollout]]]) -> dict[s
         for name in sorted({key for score in scores for key in score.components}):
             values = [score.components.get(name, 0.0) for score in scores]
             metrics[f"train/{env}/component/{name}"] = sum(values) / len(values)
-    spreads = [spread([r.score.reward if r.score.counts else None for r in group]) for group in groups]
+    spreads = [spread(group.rewards) for group in groups]
     metrics["train/group_spread"] = sum(spreads) / len(spreads)
     metrics["train/zero_spread_share"] = sum(s < SPREAD_FLOOR for s in spreads) / len(spreads)
-    rollouts = [rollout for group in groups for rollout in group]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     metrics["train/tokens/mean"] = sum(lengths) / len(lengths)
     metrics["train/tokens/min"] = float(min(lengths))

@@ -140,6 +140,7 @@ def update_policy(
         DivergedError: when the gradient is not finite; parameters keep their last good values.
     """
     stats = StepStats()
+    causal_lm.train()  # the engine samples without dropout
     count = min(section.minibatches, len(groups))
     for index in range(count):
         optimizer.zero_grad(set_to_none=True)

@@ -5,4 +5,4 @@ loss, the advantage, masking, task sampling, initialisation, the optimizer or it
 it alone for speed, memory, logging and layout, when the gradients stay the same.
 """
 
-TRAINING_VERSION = "1"
+TRAINING_VERSION = "2"

@@ -328,9 +328,15 @@ def test_a_full_disk_leaves_no_config_behind(program, first, monkeypatch):
     assert make(program, sets=["lora.alpha=64"]) == "run-002"
 
 
+def test_a_text_the_ledger_cannot_hold_leaves_no_config_behind(program, first):
+    with pytest.raises(UsageError):
+        make(program, sets=["lora.alpha=64"], key="\udcff")
+    assert not program.config_path("run-002").exists()
+
+
 def _new_run(root, number, barrier, results):
     program = Program(root)
-    plan = plan_run(program, hypothesis=f"h{number}", sets=[f"optimizer.learning_rate={(number + 2) * 1e-5}"])
+    plan = plan_run(program, hypothesis=f"h{number}", sets=[f"optimizer.learning_rate={(number + 30) * 1e-5}"])
     barrier.wait()
     results.put((number, create_run(program, plan)))
 
@@ -338,9 +344,9 @@ def _new_run(root, number, barrier, results):
 def test_twenty_parallel_processes_make_twenty_runs(program, first):
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(20), context.Queue()
-    workers = [context.Process(target=_new_run, args=(program.root, n, barrier, results)) for n in range(20)]
-    # 2e-5 to 21e-5 passes the default 1e-4 at number 8, which would be no change
-    workers[8] = context.Process(target=_new_run, args=(program.root, 30, barrier, results))
+    workers = [
+        context.Process(target=_new_run, args=(program.root, n, barrier, results), daemon=True) for n in range(20)
+    ]
     for worker in workers:
         worker.start()
     made = dict(results.get(timeout=120) for _ in workers)
@@ -349,7 +355,7 @@ def test_twenty_parallel_processes_make_twenty_runs(program, first):
     assert sorted(made.values()) == [f"run-{n:03d}" for n in range(2, 22)]
     for number, run in made.items():
         config = load_config(program.config_path(run))
-        assert config.hypothesis == f"h{number}" and config.optimizer.learning_rate == (number + 2) * 1e-5
+        assert config.hypothesis == f"h{number}" and config.optimizer.learning_rate == (number + 30) * 1e-5
         assert runs(program)[run].config_sha == config_sha(config)
     assert len(list(program.rl.glob("run-*.toml"))) == 21
 

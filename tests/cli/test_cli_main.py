@@ -14,6 +14,7 @@ import pytest
 from harness.cli import main as entry
 from harness.cli.help import EXIT_CODES
 from harness.core.errors import BusyError, CannotTellError, ExitCode, InfraError, LedgerCorruptError, VerdictError
+from harness.ledger import Ledger
 from harness.ledger.process import this_process
 
 
@@ -74,6 +75,8 @@ def test_a_bug_inside_a_program_is_reported_under_outputs(cli, monkeypatch, prog
     [
         (OSError(errno.ENOSPC, "No space left on device"), 71, "free some disk space"),
         (PermissionError(errno.EACCES, "Permission denied", "runs.jsonl"), 71, "runs.jsonl"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "GOAL.md"), 71, "look at what stands at that path"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 71, "characters omitted"),
         (MemoryError(), 71, "out of memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), 71, "out of memory"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "post-training-harness[train]"),
@@ -105,6 +108,9 @@ def test_interrupted_launch_says_how_to_go_on(cli, monkeypatch):
         (["list", "--jsn"], ["no such option: --jsn", "'--json'"]),
         (["list", "--limit", "many"], ["'many' is not a whole number"]),
         (["list", "--limit", "0"], ["below 1"]),
+        (["list", "--limit", "9" * 30], ["does not fit into 64 bits"]),
+        (["wait", "run-001", "--timeout", "nan"], ["nan is below 0"]),
+        (["note", "run-001", "\udcff"], ["not UTF-8 text"]),
         (["list", "--status", "complete"], ["no status 'complete'", "'completed'"]),
         (["show"], ["missing argument", "RUN"]),
         (["show", "run-001", "extra"], ["unexpected extra argument"]),
@@ -241,3 +247,15 @@ def test_completion_knows_commands_and_runs(program):
 
     assert "promote" in complete("harness pro", 1)
     assert complete("harness show run-", 2) == ["run-001"]
+
+
+def test_a_reader_that_leaves_in_the_middle_is_no_verdict(program):
+    text = "x" * 300_000
+    Ledger(program.ledger).append("run-001", "noted", {"text": text})
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "show", "run-001"], stdout=gone, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -113,7 +113,7 @@ def test_status_leads_through_the_loop(cli, program):
     assert "harness report run-001" in cli("status", "--json").document["next"]
     cli("decide", "run-001", "keep", "--reason", "the gain holds")
     status = cli("status", "--json").document
-    assert status["next"] == "harness promote run-001"
+    assert status["next"] == "harness promote run-001 --gates heldout"
     assert status["last_decision"]["reason"] == "the gain holds"
     plan(cli, "--from", "run-001", "--set", "lora.alpha=64")
     assert cli("status", "--json").document["next"] == "harness launch run-002"

@@ -26,7 +26,7 @@ BASE = """\
 hypothesis = "A higher learning rate learns faster."
 
 [optimizer]
-learning_rate = 2e-4  # below the default
+learning_rate = 1e-4  # below the default
 
 [[env]]
 id = "drugprot"
@@ -89,7 +89,7 @@ def test_an_integer_is_a_valid_float_and_hashes_the_same(base):
 
 
 def test_written_config_is_sparse_and_reads_back(tmp_path, base):
-    config = set_key(set_key(base, "lora.alpha=64"), "optimizer.learning_rate=3e-4").model_copy(
+    config = set_key(set_key(base, "lora.alpha=64"), "optimizer.learning_rate=2e-4").model_copy(
         update={"parent": "run-001"}
     )
     path = tmp_path / "run-002.toml"
@@ -107,7 +107,7 @@ def test_editing_a_parent_keeps_its_comments(base):
     child = set_key(base, "lora.alpha=64").model_copy(update={"parent": "run-001", "lever": "size"})
     text = render_config(child, BASE)
     assert "# why this run exists" in text
-    assert "learning_rate = 2e-4  # below the default" in text
+    assert "learning_rate = 1e-4  # below the default" in text
     assert parse_config(text, "child") == child
 
 
@@ -132,7 +132,7 @@ def test_editing_a_parent_drops_what_is_default_again(base):
         ("env.drugprot.sampling.max_tokens=32", lambda c: c.env[0].sampling.max_tokens, 32),
         ("env.drug_tool.id=drug_tool", lambda c: [e.id for e in c.env], ["drugprot", "drug_tool"]),
         ("env.drugprot=", lambda c: c.env, ()),
-        ("optimizer.learning_rate=", lambda c: c.optimizer.learning_rate, 3e-4),
+        ("optimizer.learning_rate=", lambda c: c.optimizer.learning_rate, 2e-4),
         ("budget.tokens=1000", lambda c: c.budget.tokens, 1000),
     ],
 )
@@ -204,3 +204,40 @@ def test_any_config_survives_the_file(hypothesis, alpha, seed, argument):
     for like in (None, BASE):
         back = parse_config(render_config(config, like), "back")
         assert resolved(back) == resolved(config)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("9" * 5000, "too many digits"),
+        (str(2**63), "is an integer beyond 64 bits"),
+        ("[" * 100 + "]" * 100, "levels deep"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_values_beyond_every_limit_are_named(value, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(f'hypothesis = "x"\n[[env]]\nid = "a"\nargs.big = {value}\n', "rl.toml")
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000, "{a=" * 500 + "1" + "}" * 500, "\udcff"])
+def test_a_set_value_beyond_every_limit_is_refused(base, value):
+    with pytest.raises(ConfigError):
+        set_key(base, f"lora.alpha={value}")
+
+
+def test_a_wrong_value_gets_the_meaning_of_its_key(base):
+    with pytest.raises(ConfigError) as caught:
+        set_key(base, "lora.rank=0")
+    assert caught.value.hint == "rank r of every adapter; the default is 16"
+    with pytest.raises(ConfigError) as caught:
+        set_key(base, "lora=3")
+    assert "rank" in caught.value.hint
+
+
+def test_a_huge_assignment_is_quoted_short(base):
+    for assignment in ("a" * 10**6 + "=1", "lora.alpha=" + "x" * 10**6, "lora.alpha=" + "[" * 10**6):
+        with pytest.raises(ConfigError) as caught:
+            set_key(base, assignment)
+        assert len(str(caught.value)) < 600

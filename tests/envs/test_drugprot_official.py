@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import ConfigError, MissingExtraError, NotFoundError
-from harness.envs.drugprot.labels import LABELS, letter_of
-from harness.envs.drugprot.metric import F1, relation_f1
+from harness.envs.drugprot.labels import letter_of
 from harness.envs.drugprot.official import (
     Entity,
     build_corpus,
@@ -227,53 +226,3 @@ def test_split_is_by_document_and_recurring_pairs_are_counted():
     assert corpus.stats.recurring_heldout == len(held)
     task = corpus.tasks["heldout"][0]
     assert (task.answer, task.label, task.meta["pair"]) == (letter_of("INHIBITOR"), "INHIBITOR", "zinc | kit")
-
-
-def read_cells(name):
-    return [tuple(line.split("\t")) for line in (TOY / name).read_text(encoding="utf-8").splitlines()]
-
-
-def toy_scores(predictions):
-    entities = read_cells("gs_entities.tsv")
-    gold, predicted = (
-        [(p, label, a.removeprefix("Arg1:"), b.removeprefix("Arg2:")) for p, label, a, b in rows]
-        for rows in (read_cells("gs_relations.tsv"), predictions)
-    )
-    chemicals = {(e[0], e[1]) for e in entities if e[2] == "CHEMICAL"}
-    proteins = {(e[0], e[1]) for e in entities if e[2].startswith("GENE")}
-    return relation_f1(gold, predicted, chemicals, proteins, [row[0] for row in read_cells("pmids.txt")])
-
-
-@needs_data
-def test_official_toy_example():
-    micro = toy_scores(read_cells("pred_relations.tsv"))["micro"]
-    assert micro.precision == pytest.approx(0.783, abs=5e-4)
-    assert micro.recall == pytest.approx(0.72, abs=5e-4)
-    assert micro.f1 == pytest.approx(0.75, abs=5e-4)
-    assert toy_scores(read_cells("gs_relations.tsv"))["micro"].f1 == 1.0
-
-
-def test_metric_by_hand():
-    gold = [("1", "INHIBITOR", "C", "P"), ("1", "AGONIST", "C", "P"), ("2", "INHIBITOR", "C", "P")]
-    predicted = [
-        ("1", "INHIBITOR", "P", "C"),  # right, arguments swapped
-        ("1", "INHIBITOR", "C", "P"),  # the same again
-        ("1", "ANTAGONIST", "C", "P"),  # wrong
-        ("1", "INHIBITS", "C", "P"),  # unknown type
-        ("9", "INHIBITOR", "C", "P"),  # unknown document
-        ("1", "INHIBITOR", "C", "C"),  # not a chemical and a protein
-    ]
-    sides = [("1", "C"), ("2", "C")], [("1", "P"), ("2", "P")], ["1", "2"]
-    scores = relation_f1(gold, predicted, *sides)
-    assert scores["micro"] == F1(true_positive=1, predicted=2, gold=3)
-    assert scores["micro"].f1 == pytest.approx(2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
-    assert scores["INHIBITOR"] == F1(1, 1, 2)
-    assert scores["ANTAGONIST"].precision == scores["PART-OF"].f1 == scores["PART-OF"].recall == 0.0
-    assert set(scores) == {*LABELS, "micro"}
-
-
-def test_last_pair_of_a_document_is_not_the_first_of_the_next():
-    """The official script merges these two gold relations into one cell."""
-    gold = [("1", "INHIBITOR", "C", "P"), ("2", "INHIBITOR", "C", "P")]
-    sides = [("1", "C"), ("2", "C")], [("1", "P"), ("2", "P")], ["1", "2"]
-    assert relation_f1(gold, gold[:1], *sides)["micro"] == F1(1, 1, 2)

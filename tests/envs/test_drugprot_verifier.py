@@ -1,7 +1,7 @@
 """Rewards worked out by hand, every attack seen in public, and totality over hostile text."""
 
 import json
-import time
+import signal
 
 import pytest
 from hypothesis import given
@@ -342,10 +342,12 @@ def test_published_pays_at_least_what_hardened_pays(text):
 )
 def test_hostile_megabyte_is_linear(unit):
     text = unit * (1_000_000 // len(unit))
-    start = time.perf_counter()
-    score(text)
-    parse_reply("<think>" + text)
-    assert time.perf_counter() - start < 5.0  # a quadratic scan takes minutes
+    signal.alarm(60)  # ends the process: a quadratic scan takes minutes
+    try:
+        score(text)
+        parse_reply("<think>" + text)
+    finally:
+        signal.alarm(0)
 
 
 def test_there_are_37_keywords_with_the_public_five():

@@ -174,6 +174,18 @@ def test_without_a_shipped_eval_the_base_is_both(recorder):
     assert data["gain"] == data["gain_shipped"]
 
 
+def test_no_gain_over_a_base_that_answered_other_items_or_was_edited(recorder):
+    suite, base = run(Policy(0))
+    other, other_base = run(Policy(0), context(max_tokens=5))
+    _, policy = run(Policy(9))
+    recorder.record(other, other_base, "base", 0, "run", "p0", None)
+    assert "gain" not in recorder.record(suite, policy, "policy", 10, "run", "p0", "ad")
+    file = recorder.program.root / recorder.record(suite, base, "base", 0, "run", "p0", None)["file"]
+    assert "gain" in recorder.record(suite, policy, "policy", 20, "run", "p0", "ad")
+    file.write_bytes(file.read_bytes().replace(b'"reward":', b'"reward": '))
+    assert "gain" not in recorder.record(suite, policy, "policy", 30, "run", "p0", "ad")
+
+
 def test_an_eval_is_known_by_its_adapter_and_its_file(recorder):
     suite, items = run(Policy())
     assert not recorder.has(suite, "policy", 10, "run", "ad")

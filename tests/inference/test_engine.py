@@ -114,3 +114,23 @@ def test_one_prompt_and_prefix_prompts():
     assert common_prefix([[1, 2, 3], [1, 2, 3, 4]]) == 2
     assert len(engine.generate([[3, 4, 5], [3, 4, 5, 6]], 1, 3, 1.0, [[1], [2]])) == 2
     assert engine.generate([], 1, 3, 1.0, []) == []
+
+
+def test_temperature_zero_takes_the_largest_logit():
+    model = tiny_llama(torch.float64)
+    prompt = prompts(1)[0]
+    (completion,) = TransformersEngine(loaded(model)).generate([prompt], 1, 6, 0.0, [[1]])[0]
+    model.set_attn_implementation("eager")
+    ids = list(prompt)
+    for token in completion.token_ids:
+        assert token == int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+        ids.append(token)
+    assert completion.logprobs == (0.0,) * len(completion.token_ids)
+
+
+def test_adapter_dropout_never_reaches_a_sample():
+    wrapped = with_adapter(tiny_llama(torch.bfloat16), dropout=0.5)  # in bfloat16 adapters are not merged
+    wrapped.train()
+    engine = TransformersEngine(loaded(wrapped.get_base_model()), wrapped)
+    first, second = (engine.generate(prompts(), 2, 8, 1.0, seeds(5, 2)) for _ in range(2))
+    assert first == second

@@ -167,3 +167,19 @@ def test_nothing_there(tmp_path):
     with pytest.raises(InfraError, match="missing or corrupt") as caught:
         read_adapter(tmp_path)
     assert "outputs/<run>/adapters/" in caught.value.hint
+
+
+def test_a_rank_that_the_weights_do_not_have_asks_for_no_memory(tmp_path):
+    save_adapter(with_adapter(tiny_llama()), tmp_path / "a")
+    settings = json.loads((tmp_path / "a" / SETTINGS).read_text())
+    (tmp_path / "a" / SETTINGS).write_text(json.dumps(settings | {"r": 2**70}))
+    with pytest.raises(InfraError, match="does not fit the model or its settings"):
+        load_adapter(tiny_llama(), tmp_path / "a")
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    save_adapter(with_adapter(tiny_llama()), tmp_path / "a")
+    state = {name: tensor.to(torch.int64) for name, tensor in load_file(tmp_path / "a" / WEIGHTS).items()}
+    save_file(state, tmp_path / "a" / WEIGHTS)
+    with pytest.raises(InfraError, match="whole ones"):
+        read_adapter(tmp_path / "a")

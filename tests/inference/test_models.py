@@ -15,7 +15,15 @@ torch = pytest.importorskip("torch")
 from harness.config.schema import ModelSection  # noqa: E402
 from harness.core.errors import ConfigError, InfraError, NotFoundError  # noqa: E402
 from harness.inference import models  # noqa: E402
-from harness.inference.models import Embedded, eos_ids_of, load_model, pick_device, pick_dtype, resolve_model  # noqa: E402
+from harness.inference.models import (  # noqa: E402
+    Embedded,
+    eos_ids_of,
+    load_model,
+    pick_device,
+    pick_dtype,
+    resolve_model,
+    set_threads,
+)
 from tests.torch_support import tiny_llama  # noqa: E402
 
 
@@ -162,6 +170,9 @@ def test_ends_of_a_turn_are_collected_from_everywhere():
         ("AVX2", "", True, torch.float32),  # restricted by ATEN_CPU_CAPABILITY on a larger processor
         ("AVX512", "AVX2", True, torch.float32),
         ("AVX512", "avx2", True, torch.float32),
+        ("AVX512", "AVX512_CORE", True, torch.float32),
+        ("DEFAULT", "", True, torch.float32),
+        ("AVX512", "avx512_core_amx", True, torch.bfloat16),
         ("AVX512", "AVX512_CORE_BF16", True, torch.bfloat16),
     ],
 )
@@ -215,3 +226,17 @@ def test_the_embedded_model_converts_as_recorded(monkeypatch):
     assert loaded.tokenizer.decode(best).strip() == "Paris"
     assert loaded.tokenizer.chat_template
     assert loaded.tokenizer.convert_tokens_to_ids("<|im_end|>") in loaded.eos_ids
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/model", "x" * 5000])
+def test_a_name_that_is_no_path_is_not_found(name):
+    with pytest.raises(NotFoundError):
+        resolve_model(name)
+
+
+def test_more_threads_than_cores_are_refused():
+    before = torch.get_num_threads()
+    with pytest.raises(ConfigError, match=r"backend\.threads"):
+        set_threads(100_000)
+    set_threads(0)
+    assert torch.get_num_threads() == before

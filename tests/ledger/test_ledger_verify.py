@@ -283,3 +283,11 @@ def test_every_finding_kind_is_documented() -> None:
     assert kinds_in_code - {"kind"} == set(
         re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.M)))
     )
+
+
+def test_a_config_that_is_a_link_to_itself_is_missing(ledger, path, tmp_path) -> None:
+    with_run(ledger, tmp_path)
+    config = tmp_path / "rl/run-001.toml"
+    config.unlink()
+    config.symlink_to(config)
+    assert kinds(path) == ["missing_file"]

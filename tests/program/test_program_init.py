@@ -2,11 +2,12 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from harness.core.errors import ConfigError, RefusedError, UsageError
-from harness.program import Program, check_documents, init_program
+from harness.core.errors import ConfigError, InfraError, RefusedError, UsageError
+from harness.program import Program, check_documents, init, init_program
 from harness.program.gitsetup import template
 
 
@@ -147,3 +148,32 @@ def test_a_model_name_cannot_close_the_block(tmp_path):
         return
     _, context, _ = check_documents(Program(tmp_path / "prog"))
     assert context.model.name == name
+
+
+@pytest.mark.parametrize("name", ["y" * 300, "~no-such-user/x"])
+def test_a_name_no_folder_can_have(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    if name.startswith("~"):  # nobody's home is a name like any other
+        assert init_program(Path(name), git=False).root == tmp_path / name
+        return
+    with pytest.raises(UsageError, match="cannot be a folder"):
+        init_program(Path(name), git=False)
+
+
+def test_a_disk_that_fills_up_leaves_nothing_and_the_same_command_works_later(tmp_path, monkeypatch):
+    (tmp_path / "prog").mkdir()
+    (tmp_path / "prog" / ".gitignore").write_text("mine\n")
+
+    def fail(path, text):
+        if path.name == "THREAD.md":
+            raise InfraError("cannot write THREAD.md: No space left on device")
+        write(path, text)
+
+    write = init.atomic_write
+    monkeypatch.setattr(init, "atomic_write", fail)
+    with pytest.raises(InfraError):
+        init_program(tmp_path / "prog", git=False)
+    assert [path.name for path in (tmp_path / "prog").iterdir()] == [".gitignore"]
+    monkeypatch.undo()
+    init_program(tmp_path / "prog", git=False)
+    assert check_documents(Program(tmp_path / "prog"))

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from harness.core.canonical import sha256_hex
-from harness.core.errors import ConfigError, NotFoundError, UsageError
+from harness.core.errors import ConfigError, InfraError, NotFoundError, UsageError
 from harness.program import Program, check_documents, init_program, protocol_hashes, read_context, read_goal, read_plan
 from harness.program.documents import Context, Goal, Plan, Range, parse_page, toml_block
 from harness.program.prompts import prompt_sha, read_prompt
@@ -197,3 +197,19 @@ def test_prompts(program):
 def test_the_paths_of_a_program_load_no_parser():
     code = "import sys, harness.program.model; sys.exit(any(m in sys.modules for m in ('pydantic', 'tomlkit')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_folder_in_the_place_of_a_page_is_named(program):
+    program.goal.unlink()
+    program.goal.mkdir()
+    with pytest.raises(InfraError, match=r"GOAL\.md") as caught:
+        protocol_hashes(program)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["loop", "~no-such-user/x", "x" * 5000])
+def test_an_impossible_program_folder_is_not_found(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises((NotFoundError, OSError)):
+        Program.find(tmp_path, {"HARNESS_PROGRAM": name})

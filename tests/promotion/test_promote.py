@@ -4,134 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.core.canonical import content_sha, sha256_file
-from harness.core.errors import CannotTellError, ExitCode, NotFoundError, RefusedError, UsageError
-from harness.core.types import FailureClass, Verdict
-from harness.evaluation.records import ItemRecord, write_items
-from harness.evaluation.summary import summarise
-from harness.ledger import Actor, Ledger
-from harness.program import Program, protocol_hashes
-from harness.promotion.certificate import certificate_problems
+from harness.core.errors import CannotTellError, ExitCode, NotFoundError, UsageError
+from harness.core.types import Verdict
+from harness.ledger import Actor
+from harness.program import protocol_hashes, read_context
 from harness.promotion.promote import decide, promote
 from harness.promotion.rules import PromotionRefusedError
-
-GOAL = """Be right more often.
-
-```toml
-[gate]
-baseline = "base_run_prompt"
-
-[[env]]
-id = "e"
-metric = "accuracy"
-threshold = 0.5
-min_gain = 0.05
-not_below = ["format"]
-```
-"""
-CONTEXT = """Frozen.
-
-```toml
-[model]
-name = "m"
-
-[[eval.env]]
-id = "e"
-items = 40
-max_tokens = 64
-```
-"""
-RUN = "run-001"
-
-
-def make_items(right, n=40):
-    return [
-        ItemRecord(
-            f"t{k:02d}",
-            f"c{k}",
-            0,
-            0.7 * (k < right) + 0.1,
-            {"accuracy": float(k < right), "format": 1.0},
-            {},
-            None if k < right else FailureClass.MODEL,
-        )
-        for k in range(n)
-    ]
-
-
-@dataclass
-class World:
-    """A program with one run, driven through its life by events."""
-
-    program: Program
-
-    @property
-    def ledger(self):
-        return Ledger(self.program.ledger)
-
-    def create(self, type="training", prompt="few-shot"):
-        config = {"env": [{"id": "e", "prompt": prompt}]}
-        data = {"type": type, "hypothesis": "h", "config_sha": "c0", "basis": {"config": config}}
-        self.ledger.append(RUN, "created", data | {"protocol": protocol_hashes(self.program)})
-        return self
-
-    def start(self, attempt=1, resumed_from=None):
-        data = {"attempt": attempt, "host": "h", "pid": 1, "resumed_from": resumed_from}
-        self.ledger.append(RUN, "started", data | {"protocol": protocol_hashes(self.program)})
-        return self
-
-    def evaluate(self, subject, items, *, step=20, attempt=1, prompt="run", **changes):
-        suffix = "" if prompt == "run" else f".{prompt}"
-        file = self.program.analysis_dir(RUN) / "evals" / f"step_{step}.{subject}.e{suffix}.jsonl"
-        sha = write_items(file, items)
-        data = {
-            "attempt": attempt,
-            "subject": subject,
-            "step": step,
-            "env": "e",
-            "prompt": prompt,
-            "prompt_sha": f"P-{prompt}",
-            "items_sha": "I",
-            "file": self.program.relative(file),
-            "file_sha": sha,
-            "verifier": "v1",
-        }
-        self.ledger.append(RUN, "evaluated", data | summarise(items, requested=40) | changes)
-        return self
-
-    def finish(self, attempt=1, outcome="completed", failure=None, step=20, adapter="A20"):
-        data = {"attempt": attempt, "outcome": outcome, "failure": failure, "step": step, "adapter_sha": adapter}
-        self.ledger.append(RUN, "finished", data)
-        return self
-
-    def complete(self, right=30):
-        return (
-            self.create().start().evaluate("base", make_items(8), step=0).evaluate("policy", make_items(right)).finish()
-        )
-
-    @property
-    def run(self):
-        return self.ledger.state().runs[RUN]
-
-    def kinds(self):
-        return [event.kind for event in self.run.events]
-
-    def tree(self):
-        root = self.program.root
-        return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def world(tmp_path):
-    for name, text in (("GOAL.md", GOAL), ("CONTEXT.md", CONTEXT), ("PLAN.md", "```toml\n```\n")):
-        (tmp_path / name).write_text(text)
-    (tmp_path / "rl").mkdir()
-    return World(Program(tmp_path))
+from tests.promotion.promotion_world import GOAL, RUN, make_items
 
 
 def heldout(world, **options):
@@ -175,7 +60,6 @@ def test_promoting_again_on_the_same_evidence_keeps_the_same_certificate(world):
     first, second = heldout(world), heldout(world)
     assert first.certificate_sha == second.certificate_sha and second.promoted
     assert world.kinds().count("promoted") == 1
-    assert certificate_problems(world.program, world.run) == []
 
 
 def test_a_dry_run_gives_the_verdict_and_touches_nothing(world):
@@ -448,121 +332,10 @@ def test_a_certificate_is_never_replaced(world):
     refused(world, "promoted at step 20 on other evidence")
 
 
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [
-        ("analysis/run-001/certificate.json", "certificate.json was changed"),
-        ("analysis/run-001/evals/step_20.policy.e.jsonl", "policy.e.jsonl was changed"),
-        ("GOAL.md", "GOAL.md is not the one"),
-    ],
-)
-def test_a_later_change_shows_on_the_certificate(world, file, says):
-    world.complete()
-    heldout(world)
-    path = world.program.root / file
-    path.write_bytes(path.read_bytes() + b"\n")
-    assert says in "; ".join(certificate_problems(world.program, world.run))
-    path.unlink()
-    if file != "GOAL.md":
-        assert "missing" in "; ".join(certificate_problems(world.program, world.run))
-
-
-# Decisions
-
-
-def test_a_decision_is_recorded_with_its_reason(world):
-    world.complete()
-    decide(world.program, RUN, "keep", "  better on every label  ", actor=Actor("person", "p"))
-    assert (world.run.decision, world.run.reason) == ("keep", "better on every label")
-    assert world.run.decisions[-1]["actor"] == {"kind": "person", "name": "p"}
-
-
-@pytest.mark.parametrize("reason", ["", "  \n"])
-def test_a_decision_needs_a_reason(world, reason):
-    world.complete()
-    with pytest.raises(UsageError, match="reason"):
-        decide(world.program, RUN, "keep", reason)
-
-
-def test_an_unknown_decision_is_answered_with_the_close_one(world):
-    world.complete()
-    with pytest.raises(UsageError, match="'kepe'") as caught:
-        decide(world.program, RUN, "kepe", "r")
-    assert "keep" in caught.value.hint
-
-
-def test_a_decision_on_an_unknown_run_is_not_found(world):
-    world.complete()
-    with pytest.raises(NotFoundError):
-        decide(world.program, "run-002", "keep", "r")
-
-
-def allowed(world):
-    decisions = []
-    for decision in ("keep", "reject", "rerun", "retune", "inconclusive"):
-        count = len(world.run.decisions)
-        try:
-            decide(world.program, RUN, decision, "r")
-        except RefusedError as error:
-            assert error.hint
-            assert len(world.run.decisions) == count
-        else:
-            decisions.append(decision)
-    return decisions
-
-
-@pytest.mark.parametrize("failure", ["infra", "tool", "verifier"])
-def test_a_spoiled_run_is_run_again_or_left_open(world, failure):
-    world.create().start().evaluate("policy", make_items(30)).finish(outcome="failed", failure=failure)
-    assert allowed(world) == ["rerun", "inconclusive"]
-
-
-def test_a_run_without_evals_cannot_be_kept(world):
-    world.create().start().finish()
-    assert allowed(world) == ["reject", "retune", "inconclusive"]
-
-
-def test_base_evals_alone_do_not_make_a_run_worth_keeping(world):
-    world.create().start().evaluate("base", make_items(8), step=0).finish()
-    assert "keep" not in allowed(world)
-
-
-def test_a_completed_run_is_not_run_again_without_a_failure(world):
-    world.complete()
-    assert allowed(world) == ["keep", "reject", "retune", "inconclusive"]
-
-
-def test_a_completed_run_with_lost_samples_may_be_run_again(world):
-    items = [*make_items(30)[:39], replace(make_items(30)[39], failure=FailureClass.TOOL)]
-    world.create().start().evaluate("policy", items).finish()
-    assert "rerun" in allowed(world)
-
-
-def test_a_run_stopped_by_a_budget_may_be_kept_but_an_interrupted_one_not(world):
-    world.create().start().evaluate("policy", make_items(30)).finish(outcome="stopped")
-    assert allowed(world) == ["keep", "reject", "retune", "inconclusive"]
-    world.start(attempt=2).finish(attempt=2, outcome="interrupted")
-    assert allowed(world) == ["reject", "rerun", "retune", "inconclusive"]
-
-
-def test_a_run_that_diverged_is_the_models_failure(world):
-    world.create().start().finish(outcome="failed", failure="model")
-    assert allowed(world) == ["reject", "retune", "inconclusive"]
-
-
-def test_nothing_is_decided_before_a_run_ends(world):
-    world.create()
-    assert allowed(world) == ["inconclusive"]
-    world.start()
-    assert allowed(world) == []
-
-
-def test_a_promoted_run_is_not_rejected(world):
-    world.complete()
-    heldout(world)
-    assert allowed(world) == ["keep", "retune", "inconclusive"]
-
-
-def test_an_imported_run_can_be_judged_but_not_run_again(world):
-    world.ledger.append(RUN, "imported", {"type": "import", "hypothesis": "h"})
-    assert allowed(world) == ["keep", "reject", "retune", "inconclusive"]
+def test_an_eval_under_another_protocol_is_no_evidence(world):
+    asked = read_context(world.program).eval.env[0].described()
+    world.create().start().evaluate("base", make_items(8), step=0, protocol=asked)
+    world.evaluate("policy", make_items(30), protocol=asked | {"temperature": 0.5}).finish()
+    outcome = heldout(world)
+    assert outcome.exit_code is ExitCode.CANNOT_TELL
+    assert any("another temperature" in reason for gate in outcome.gates for reason in gate.reasons())

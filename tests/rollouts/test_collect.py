@@ -134,7 +134,7 @@ def test_a_prompt_without_room_for_the_reply_is_refused_before_sampling():
     length = len("<system>Write something.<user>word train-00<assistant>")
     with pytest.raises(ConfigError, match=f"{length} prompt tokens and 20 for the reply") as caught:
         play(engine, context=length + 19, count=1)
-    assert "sampling.context" in caught.value.hint
+    assert "CONTEXT.md" in caught.value.hint
     assert engine.calls == []
     assert len(play(engine, context=length + 20, count=1)) == 2
 
@@ -197,4 +197,12 @@ def test_a_damaged_line_is_located(tmp_path):
     write_rollouts(path, play(Scripted("a.", "b."), count=1), [0.0, 0.0])
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InfraError, match=r"x\.jsonl:2: "):
+        list(read_rollouts(path))
+
+
+@pytest.mark.parametrize("line", ["[]", "null", "1"])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "toy.jsonl"
+    path.write_text(f"{{}}\n{line}\n")
+    with pytest.raises(InfraError, match=r"toy\.jsonl:2: not a JSON object"):
         list(read_rollouts(path))

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.config.schema import OptimizerSection  # noqa: E402
-from harness.core.canonical import strict_loads  # noqa: E402
+from harness.core.canonical import sha256_file, strict_loads  # noqa: E402
 from harness.core.errors import ConfigError, InfraError  # noqa: E402
 from harness.core.types import (  # noqa: E402
     Completion,
@@ -192,8 +192,21 @@ def rollout(index, score, tokens, finish=FinishReason.STOP):
     return Rollout(task, "t", index, (1, 2), completion, episode, score)
 
 
+def test_a_group_whose_only_spread_is_masked_counts_as_one_without():
+    part = [
+        rollout(0, Score(1.0, {"accuracy": 1.0}), 4),
+        rollout(1, Score(1.0, {"accuracy": 1.0}), 5),
+        rollout(2, Score(0.0, {"accuracy": 0.0}), 10, FinishReason.LENGTH),
+    ]
+    shares = [
+        rollout_metrics({"toy": [make_group(part, "mean", masked, 1.0)]})["train/zero_spread_share"]
+        for masked in (False, True)
+    ]
+    assert shares == [0.0, 1.0]
+
+
 def test_metrics_of_a_step_by_hand():
-    groups = [
+    parts = [
         [
             rollout(0, Score(1.0, {"accuracy": 1.0}), 4),
             rollout(1, Score(0.0, {"accuracy": 0.0}, failure=FailureClass.MODEL), 10, FinishReason.LENGTH),
@@ -203,7 +216,7 @@ def test_metrics_of_a_step_by_hand():
             rollout(3, failed_score(FailureClass.VERIFIER, "bug"), 8),
         ],
     ]
-    metrics = rollout_metrics({"toy": groups})
+    metrics = rollout_metrics({"toy": [make_group(part, "mean", False, 1.0) for part in parts]})
     assert metrics["train/toy/reward/mean"] == 0.5  # the failed verifier is in no mean
     assert metrics["train/toy/reward/std"] == pytest.approx(math.sqrt(0.5 / 3))
     assert metrics["train/toy/component/accuracy"] == 0.5
@@ -236,3 +249,50 @@ def test_manifest_is_readable(tmp_path):
     manifest = json.loads((tmp_path / "step_4" / "manifest.json").read_text())
     assert manifest["progress"] == {"step": 4, "tokens": 40, "empty_steps": 1}
     assert manifest["numerics"]["threads"] == 1
+
+
+def rewrite(folder, change):
+    """Change a checkpoint's tensors and make its checksum right again."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "state.safetensors")
+    change(state)
+    save_file(state, folder / "state.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["state_sha"] = sha256_file(folder / "state.safetensors")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: state.update({"parameter/a": torch.zeros(2, 3)}), "does not fit the run: parameter/a"),
+        (lambda state: state.update({"parameter/z": torch.zeros(3, 2)}), "does not fit the run: parameter/z"),
+        (lambda state: state.update({"optimizer/exp_avg/a": torch.zeros(2, 3)}), "does not fit the run: optimizer"),
+        (lambda state: state.pop("parameter/b"), "parameter/b is missing"),
+        (lambda state: state["parameter/b"].fill_(math.nan), "non-finite"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused_and_nothing_is_restored(tmp_path, change, words):
+    parameters, optimizer = learner()
+    learn(parameters, optimizer, range(2))
+    save(tmp_path, 1, parameters, optimizer)
+    rewrite(tmp_path / "step_1", change)
+    fresh, other = learner(seed=1)
+    before = fresh["a"].clone()
+    with pytest.raises(InfraError, match=words) as caught:
+        load_checkpoint(tmp_path, 1, fresh, other, NUMERICS, "c")
+    assert caught.value.hint
+    assert torch.equal(fresh["a"], before)
+
+
+@pytest.mark.parametrize("member", ["progress", "numerics"])
+def test_a_manifest_without_a_member_is_damaged(tmp_path, member):
+    parameters, optimizer = learner()
+    save(tmp_path, 1, parameters, optimizer)
+    path = tmp_path / "step_1/manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest[member]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(InfraError, match="is damaged"):
+        load_checkpoint(tmp_path, 1, parameters, optimizer, NUMERICS, "c")

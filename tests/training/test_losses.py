@@ -97,6 +97,9 @@ def sampled_groups(wrapped, count=4, size=4):
     return groups
 
 
+PLAIN = TrainSection(entropy_beta=0.0)
+
+
 def fresh():
     wrapped = with_adapter(tiny_llama(torch.float64))
     return wrapped, list(trainable(wrapped).values())
@@ -105,7 +108,7 @@ def fresh():
 def run_update(groups, minibatches, learning_rate=0.02, max_grad_norm=1e9):
     wrapped, parameters = fresh()
     optimizer = build_optimizer(parameters, OptimizerSection(learning_rate=learning_rate))
-    section = TrainSection(minibatches=minibatches)
+    section = TrainSection(minibatches=minibatches, entropy_beta=0.0)
     stats = update_policy(wrapped.get_base_model(), parameters, optimizer, groups, section, max_grad_norm)
     return wrapped, stats
 
@@ -180,7 +183,7 @@ def test_entropy_is_that_of_the_full_distribution():
                 total -= math.fsum(p * math.log(p) for p in row)
                 tokens += 1
     stats = StepStats()
-    accumulate_gradient(model, groups, TrainSection(), stats)
+    accumulate_gradient(model, groups, PLAIN, stats)
     assert stats.tokens == tokens == 48
     assert stats.metrics()["train/entropy"] == pytest.approx(total / tokens, rel=1e-6)
 
@@ -201,7 +204,7 @@ def test_an_entropy_bonus_pushes_towards_the_even_distribution():
 def test_the_joint_norm_is_clipped_and_the_full_one_reported():
     groups = sampled_groups(fresh()[0])
     wrapped, parameters = fresh()
-    accumulate_gradient(wrapped.get_base_model(), groups, TrainSection(), StepStats())
+    accumulate_gradient(wrapped.get_base_model(), groups, PLAIN, StepStats())
     norm = math.sqrt(sum(float(p.grad.pow(2).sum()) for p in parameters))
     seen = []
 
@@ -209,7 +212,7 @@ def test_the_joint_norm_is_clipped_and_the_full_one_reported():
     optimizer.register_step_pre_hook(
         lambda *_: seen.append(math.sqrt(sum(float(p.grad.pow(2).sum()) for p in parameters)))
     )
-    stats = update_policy(wrapped.get_base_model(), parameters, optimizer, groups, TrainSection(), norm / 10)
+    stats = update_policy(wrapped.get_base_model(), parameters, optimizer, groups, PLAIN, norm / 10)
     assert stats.grad_norm == pytest.approx(norm, rel=1e-6)
     assert seen == [pytest.approx(norm / 10, rel=1e-3)]
     assert all(p.grad is None for p in parameters)
@@ -222,7 +225,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update():
     before = {name: value.clone() for name, value in values(wrapped).items()}
     optimizer = build_optimizer(parameters, OptimizerSection())
     with pytest.raises(StoppedError, match="not finite"):
-        update_policy(wrapped.get_base_model(), parameters, optimizer, broken, TrainSection(), 1.0)
+        update_policy(wrapped.get_base_model(), parameters, optimizer, broken, PLAIN, 1.0)
     assert all(torch.equal(before[name], value) for name, value in values(wrapped).items())
 
 
@@ -251,8 +254,24 @@ def test_an_empty_completion_takes_no_part():
         group.rollouts[0].score,
     )
     plain, padded = StepStats(), StepStats()
-    accumulate_gradient(wrapped.get_base_model(), [group], TrainSection(), plain)
+    accumulate_gradient(wrapped.get_base_model(), [group], PLAIN, plain)
     with_empty = Group((*group.rollouts, empty), (*group.advantages, 0.5))
-    accumulate_gradient(wrapped.get_base_model(), [with_empty], TrainSection(), padded)
+    accumulate_gradient(wrapped.get_base_model(), [with_empty], PLAIN, padded)
     assert plain.tokens == padded.tokens
     assert plain.loss == pytest.approx(padded.loss)
+
+
+def test_a_rollout_outside_the_loss_changes_neither_gradient_nor_entropy():
+    wrapped, parameters = fresh()
+    group = sampled_groups(wrapped, count=1)[0]
+    section = TrainSection(entropy_beta=0.05)
+    outside = Group(group.rollouts, (*group.advantages[:-1], 0.0), outside=frozenset({len(group.rollouts) - 1}))
+    alone = Group(group.rollouts[:-1], group.advantages[:-1])
+    gradients = []
+    for shown in (outside, alone):
+        for parameter in parameters:
+            parameter.grad = None
+        accumulate_gradient(wrapped.get_base_model(), [shown], section, StepStats())
+        gradients.append([parameter.grad.clone() for parameter in parameters])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert sum(float(part.abs().sum()) for part in gradients[0]) > 0

@@ -22,7 +22,7 @@ def tree_gradient(wrapped, groups, **settings):
     parameters = trainable(wrapped)
     for parameter in parameters.values():
         parameter.grad = None
-    accumulate_gradient(wrapped.get_base_model(), groups, TrainSection(**settings), StepStats())
+    accumulate_gradient(wrapped.get_base_model(), groups, TrainSection(entropy_beta=0.0, **settings), StepStats())
     return {name: parameter.grad.clone() for name, parameter in parameters.items()}
 
 
