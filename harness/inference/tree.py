@@ -9,6 +9,11 @@ function, registered with transformers, that reads its layout from the keyword `
 - `DecodeState`: one new token per row; keys and values of root, suffix and row are kept apart, so
   that the root is read once for all rows and nothing is copied when a token is added.
 
+A completion is all that follows its prompt: one reply, or the replies of several turns with the
+environment's text between them. Only its trained tokens are predicted. A layer with a sliding window
+of W sees a token's own position and the W - 1 before it on its path: distances are those of positions,
+not of places in the layout.
+
 Prefix sharing in attention: Juravsky et al. 2024 (Hydragen, arXiv 2402.05099); here the scores of
 the levels are concatenated before one softmax, which is exact.
 """
@@ -51,15 +56,19 @@ class TreeBatch:
         position_ids: (1, N) positions on the path from the root.
         root: number of tokens shared by every branch.
         branches: in layout order.
+        trained: per branch and completion which tokens are predicted; None means all of them.
         captured: per layer the (key, value) of all N tokens, filled when `capture` is set.
+        biases: attention masks by place, window and dtype, made once for all layers.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     root: int
     branches: list[Branch]
+    trained: Sequence[Sequence[Sequence[bool]]] | None = None
     capture: bool = False
     captured: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    biases: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -67,23 +76,65 @@ class TreeBatch:
         return int(self.input_ids.shape[1])
 
     def prediction_index(self) -> Tensor:
-        """Return the flat indices whose output predicts the completion tokens, in layout order.
+        """Return the flat indices whose output predicts the trained tokens, in layout order.
 
-        The first token of each completion is predicted by the last token of its suffix.
+        The first token of each completion is predicted by the last token of its suffix, the first of a later
+        turn by the last token of the text before it.
         """
-        index: list[int] = []
-        for branch in self.branches:
-            start = branch.start + branch.suffix
-            for length in branch.completions:
-                if length:
-                    index += [branch.start + branch.suffix - 1, *range(start, start + length - 1)]
-                start += length
-        return torch.tensor(index, dtype=torch.long, device=self.input_ids.device)
+        return self._index([source for source, _ in self._predictions()])
 
     def target_ids(self) -> Tensor:
-        """Return the completion tokens in layout order, aligned with `prediction_index`."""
-        pieces = [self.input_ids[0, b.start + b.suffix : b.stop] for b in self.branches]
-        return torch.cat(pieces) if pieces else self.input_ids.new_zeros(0)
+        """Return the trained tokens in layout order, aligned with `prediction_index`."""
+        return self.input_ids[0, self._index([target for _, target in self._predictions()])]
+
+    def _predictions(self) -> list[tuple[int, int]]:
+        pairs = []
+        for place, branch in enumerate(self.branches):
+            start = branch.start + branch.suffix
+            for row, length in enumerate(branch.completions):
+                sources = [branch.start + branch.suffix - 1, *range(start, start + length - 1)]
+                flags = self.trained[place][row] if self.trained is not None else (True,) * length
+                pairs += [(source, start + i) for i, source in enumerate(sources[:length]) if flags[i]]
+                start += length
+        return pairs
+
+    def _index(self, places: list[int]) -> Tensor:
+        return torch.tensor(places, dtype=torch.long, device=self.input_ids.device)
+
+    def bias(self, place: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Return what is added to the scores of a branch over [root | branch]: 0 where it sees, -inf elsewhere.
+
+        Args:
+            place: index of the branch; -1 is the root over itself.
+            window: positions a token sees, its own among them; None for all.
+            dtype: of the scores.
+
+        Returns:
+            (length, root + length) for a branch, (root, root) for the root; None where plain causal attention
+            over the root is meant.
+        """
+        root = self.root
+        depth = root + max((b.suffix + max(b.completions, default=0) for b in self.branches), default=0)
+        span = window if window is not None and window < depth else 0
+        if place < 0 and not span:
+            return None
+        key = (place, span, dtype)
+        if key not in self.biases:
+            if place < 0:
+                own, seen = slice(0, root), torch.ones(root, root, dtype=torch.bool).tril_()
+            else:
+                branch = self.branches[place]
+                own = slice(branch.start, branch.stop)
+                seen = torch.cat([branch.mask.new_ones(branch.stop - branch.start, root), branch.mask], dim=1)
+            seen = seen.to(self.input_ids.device)
+            if span:
+                positions = self.position_ids[0]
+                others = positions[:root] if place < 0 else torch.cat([positions[:root], positions[own]])
+                seen = seen & (others[None, :] > positions[own, None] - span)
+            self.biases[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+                ~seen, float("-inf")
+            )
+        return self.biases[key]
 
 
 def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
@@ -108,7 +159,11 @@ def _branch_mask(suffix: int, completions: Sequence[int]) -> Tensor:
 
 
 def build_tree(
-    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]], root: int, device: torch.device
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[Sequence[int]]],
+    root: int,
+    device: torch.device,
+    trained: Sequence[Sequence[Sequence[bool]]] | None = None,
 ) -> TreeBatch:
     """Lay out prompts and their completions as one flat tree.
 
@@ -116,6 +171,7 @@ def build_tree(
         prompts: one per branch; the first `root` ids of all must be equal.
         completions: per prompt the token ids of each completion; may be empty.
         root: shared tokens, smaller than every prompt.
+        trained: one flag per completion token; None trains all of them.
 
     Raises:
         ValueError: when a prompt has no token beyond the root.
@@ -139,6 +195,7 @@ def build_tree(
         torch.tensor([positions], dtype=torch.long, device=device),
         root,
         branches,
+        trained,
     )
 
 
@@ -167,11 +224,33 @@ class DecodeState:
     pad_bias: Tensor
     rows_per_task: int
     length: int = 0
+    windows: dict[int, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
+
+    def window_bias(self, window: int) -> tuple[Tensor, Tensor]:
+        """Return what a sliding window adds to the scores of root and suffix for the token being decoded.
+
+        Args:
+            window: positions a token sees, its own among them.
+
+        Returns:
+            (T, 1, 1, P) for the root and (T, 1, 1, S) for the suffix, the padding included; made once per step
+            for all layers.
+        """
+        if window not in self.windows or self.windows[window][0] != self.length:
+            own = (self.pad_bias[:, 0, 0] == 0).sum(-1)  # real suffix tokens of each task
+            root, width = self.layers[0].root_k.shape[1], self.pad_bias.shape[-1]
+            first = root + own + self.length - window + 1  # the earliest position that is still seen
+            places = torch.arange(root + width, device=first.device)
+            hidden = torch.where(places[None, :] < first[:, None], float("-inf"), 0.0).to(self.pad_bias.dtype)
+            hidden = hidden[:, None, None, :]
+            self.windows[window] = (self.length, hidden[..., :root], self.pad_bias + hidden[..., root:])
+        return self.windows[window][1:]
 
     def keep_tasks(self, keep: Tensor) -> None:
         """Drop the tasks (and their rows) that are not in the boolean vector `keep` (T,)."""
         rows = keep.repeat_interleave(self.rows_per_task)
         self.pad_bias = self.pad_bias[keep]
+        self.windows.clear()
         for layer in self.layers:
             layer.task_k, layer.task_v = layer.task_k[keep], layer.task_v[keep]
             layer.row_k, layer.row_v = layer.row_k[rows], layer.row_v[rows]
@@ -181,7 +260,9 @@ def _expand_heads(tensor: Tensor, repeats: int) -> Tensor:
     return tensor.repeat_interleave(repeats, dim=1) if repeats > 1 else tensor
 
 
-def _flat_attention(query: Tensor, key: Tensor, value: Tensor, tree: TreeBatch, scaling: float) -> Tensor:
+def _flat_attention(
+    query: Tensor, key: Tensor, value: Tensor, tree: TreeBatch, scaling: float, window: int | None
+) -> Tensor:
     """Attend in the flat layout; query (1, H, N, D), key and value (1, K, N, D) → (1, H, N, D)."""
     repeats = query.shape[1] // key.shape[1]
     key, value = _expand_heads(key, repeats), _expand_heads(value, repeats)
@@ -189,17 +270,20 @@ def _flat_attention(query: Tensor, key: Tensor, value: Tensor, tree: TreeBatch, 
     root_k, root_v = key[:, :, :root], value[:, :, :root]
     pieces = []
     if root:
-        pieces.append(F.scaled_dot_product_attention(query[:, :, :root], root_k, root_v, is_causal=True, scale=scaling))
-    for branch in tree.branches:
+        bias = tree.bias(-1, window, query.dtype)
+        pieces.append(
+            F.scaled_dot_product_attention(
+                query[:, :, :root], root_k, root_v, attn_mask=bias, is_causal=bias is None, scale=scaling
+            )
+        )
+    for place, branch in enumerate(tree.branches):
         own = slice(branch.start, branch.stop)
-        length = branch.stop - branch.start
-        mask = torch.cat([branch.mask.new_ones(length, root), branch.mask], dim=1) if root else branch.mask
         pieces.append(
             F.scaled_dot_product_attention(
                 query[:, :, own],
                 torch.cat([root_k, key[:, :, own]], dim=2),
                 torch.cat([root_v, value[:, :, own]], dim=2),
-                attn_mask=mask,
+                attn_mask=tree.bias(place, window, query.dtype),
                 scale=scaling,
             )
         )
@@ -207,7 +291,7 @@ def _flat_attention(query: Tensor, key: Tensor, value: Tensor, tree: TreeBatch, 
 
 
 def _decode_attention(
-    query: Tensor, key: Tensor, value: Tensor, state: DecodeState, layer: int, scaling: float
+    query: Tensor, key: Tensor, value: Tensor, state: DecodeState, layer: int, scaling: float, window: int | None
 ) -> Tensor:
     """Attend one new token per row; query (B, H, 1, D), key and value (B, K, 1, D) → (B, H, 1, D)."""
     cache, step = state.layers[layer], state.length
@@ -225,7 +309,9 @@ def _decode_attention(
         .transpose(1, 2)
         .reshape(tasks, kv_heads, group * repeats, size)
     )
-    row_k, row_v = cache.row_k[:, :, : step + 1], cache.row_v[:, :, : step + 1]
+    first = 0 if window is None else max(0, step + 1 - window)
+    row_k, row_v = cache.row_k[:, :, first : step + 1], cache.row_v[:, :, first : step + 1]
+    task_bias = state.pad_bias if window is None else state.window_bias(window)[1]
 
     def from_root(tensor: Tensor) -> Tensor:
         return tensor.view(kv_heads, rows, repeats, -1).transpose(0, 1)
@@ -235,9 +321,11 @@ def _decode_attention(
 
     scores = [
         from_root(by_root @ cache.root_k.transpose(1, 2)),
-        from_task(by_task @ cache.task_k.transpose(2, 3) + state.pad_bias),
+        from_task(by_task @ cache.task_k.transpose(2, 3) + task_bias),
         grouped @ row_k.transpose(2, 3),
     ]
+    if window is not None:
+        scores[0] = scores[0] + state.window_bias(window)[0].repeat_interleave(group, dim=0)
     widths = [score.shape[-1] for score in scores]
     weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(query.dtype)
     at_root, at_task, at_row = weights.split(widths, dim=-1)
@@ -260,25 +348,29 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """Attention function in the transformers interface; returns (B, N, H, D) and no weights.
 
-    Without `tree` it is plain causal attention over unpadded sequences.
-
-    Raises:
-        ValueError: for a layer with a sliding window, which the layouts do not mask.
+    Without `tree` it is plain causal attention over unpadded sequences. A layer with a sliding window says so in its
+    attribute `sliding_window`.
     """
-    if getattr(module, "sliding_window", None):
-        raise ValueError("tree attention does not cover sliding-window layers")
+    window: int | None = getattr(module, "sliding_window", None)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if isinstance(tree, DecodeState):
-        output = _decode_attention(query, key, value, tree, module.layer_idx, scale)
+        output = _decode_attention(query, key, value, tree, module.layer_idx, scale, window)
     elif isinstance(tree, TreeBatch):
         if tree.capture:
             tree.captured[module.layer_idx] = (key, value)
-        output = _flat_attention(query, key, value, tree, scale)
+        output = _flat_attention(query, key, value, tree, scale, window)
     else:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = _expand_heads(key, repeats), _expand_heads(value, repeats)
-        output = F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, scale=scale)
+        output = _causal_attention(query, key, value, scale, window)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+    repeats, length = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = _expand_heads(key, repeats), _expand_heads(value, repeats)
+    if window is None or window >= length:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=length > 1, scale=scaling)
+    seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril_().triu_(1 - window)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
