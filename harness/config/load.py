@@ -12,7 +12,14 @@ from pydantic import BaseModel
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT, InlineTable, Table
 
-from harness.config.schema import BudgetSection, CheckpointSection, EnvSection, RunConfig
+from harness.config.schema import (
+    BudgetSection,
+    CheckpointSection,
+    EnvSection,
+    RunConfig,
+    TrainSection,
+    WatchdogSection,
+)
 from harness.config.validate import parse_toml, validate
 from harness.core.canonical import content_sha
 from harness.core.errors import ConfigError, InfraError, NotFoundError, UsageError
@@ -82,10 +89,12 @@ def config_sha(config: RunConfig) -> str:
 def learning_sha(config: RunConfig) -> str:
     """Return the hash of what decides the weights a run learns.
 
-    Budgets and checkpoint intervals do not, so they may differ between the attempts of a run: it is
-    the hash of the config with the defaults in their place.
+    Budgets, checkpoint intervals, watchdogs and the preflight do not, so they may differ between the attempts of
+    a run: it is the hash of the config with the defaults in their place.
     """
-    return config_sha(config.model_copy(update={"budget": BudgetSection(), "checkpoint": CheckpointSection()}))
+    train = config.train.model_copy(update={"preflight_groups": TrainSection().preflight_groups})
+    defaults = {"budget": BudgetSection(), "checkpoint": CheckpointSection(), "watchdog": WatchdogSection()}
+    return config_sha(config.model_copy(update={**defaults, "train": train}))
 
 
 def sparse(config: RunConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Alarm = Literal["stop", "mark", "off"]
 
 
 class Section(BaseModel):
@@ -43,11 +44,13 @@ class LoraSection(Section):
 class OptimizerSection(Section):
     """The optimizer and its schedule."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "muon", "sgd"] = Field("adamw", description="muon orthogonalises the updates of A and B")
     learning_rate: Positive = Field(2e-4, description="peak learning rate")
+    b_scale: Positive = Field(1.0, description="learning rate of B over that of A (LoRA+, arXiv 2402.12354)")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="decay after warm-up")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
-    weight_decay: NonNegative = Field(0.0, description="decoupled weight decay")
+    weight_decay: NonNegative = Field(0.0, description="decoupled weight decay; part of the gradient with sgd")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="of muon and sgd")
     beta1: Fraction = 0.9
     beta2: Fraction = Field(0.99, description="second-moment decay; short runs want less than 0.999")
     epsilon: Positive = 1e-8
@@ -61,17 +64,45 @@ class TrainSection(Section):
     tasks_per_step: PositiveInt = Field(4, description="groups per step")
     group_size: Annotated[int, Field(ge=2)] = Field(8, description="rollouts per task; one has no baseline")
     minibatches: PositiveInt = Field(1, description="optimizer updates per batch of rollouts")
-    loss: Literal["dapo"] = Field("dapo", description="mean over all active tokens of the batch")
-    advantage: Literal["mean", "mean_std"] = Field("mean", description="reward - group mean, optionally / std")
+    loss: Literal["dapo", "grpo", "dr_grpo", "bnpo", "gspo", "cispo", "dppo"] = Field(
+        "dapo", description="dapo: mean over all active tokens of the batch; docs/training.md has the others"
+    )
+    advantage: Literal["mean", "mean_std", "batch_std", "component"] = Field(
+        "mean", description="reward - group mean; / std of the group or the batch; or every component on its own"
+    )
+    component_weights: dict[str, NonNegative] = Field(
+        default_factory=dict, description="weights of reward components under advantage = component; 1 if not named"
+    )
     clip_low: Fraction = Field(0.2, description="lower clip of the probability ratio; acts with minibatches > 1")
-    clip_high: Fraction = Field(0.28, description="upper clip (DAPO, arXiv 2503.14476)")
+    clip_high: NonNegative = Field(0.28, description="upper clip (DAPO, arXiv 2503.14476); cispo wants about 4")
+    importance: Literal["none", "token", "sequence_mask", "geometric_mask"] = Field(
+        "none", description="correction for a sampler that is not the trainer's policy"
+    )
+    importance_cap: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
+        None, description="cap of the importance weight; none takes 2 (token), 3 (sequence), 1.01 (geometric)"
+    )
+    kl_beta: NonNegative = Field(
+        0.0, description="weight of the KL to the model without adapter; above 0 it costs one more forward pass"
+    )
     entropy_beta: NonNegative = Field(
         0.003, description="weight of the mean token entropy, in nats, as a bonus; keeps a small model from one answer"
     )
     mask_truncated: bool = Field(False, description="leave rollouts cut by max_tokens out of the loss")
+    overlong_buffer: Annotated[int, Field(ge=0)] = Field(
+        0, description="tokens before max_tokens over which a penalty grows (DAPO, equation 13); 0 turns it off"
+    )
+    overlong_penalty: NonNegative = Field(1.0, description="reward taken from a completion of max_tokens")
     balance_labels: bool = Field(True, description="sample tasks so that labels come equally often")
     resample_groups: Annotated[int, Field(ge=0)] = Field(
         0, description="extra groups drawn per step to replace groups without spread"
+    )
+    curriculum: Literal["none", "pass_rate"] = Field(
+        "none", description="pass_rate: prefer tasks whose running share of right answers is inside the band below"
+    )
+    curriculum_low: Fraction = Field(0.1, description="lowest pass rate of a preferred task")
+    curriculum_high: Fraction = Field(0.9, description="highest pass rate of a preferred task")
+    preflight_groups: Annotated[int, Field(ge=0)] = Field(
+        32, description="groups sampled at most before step 1 to see that some group has spread; 0: no preflight"
     )
     microbatch_tokens: PositiveInt = Field(6144, description="token budget of one forward and backward pass")
     seed: int = Field(0, ge=0, description="decides tasks, sampling and adapter initialisation")
@@ -127,6 +158,35 @@ class BudgetSection(Section):
 
     wall_clock_s: Positive | None = Field(None, description="seconds of one attempt")
     tokens: PositiveInt | None = Field(None, description="sampled tokens of the whole run")
+    cost: Positive | None = Field(None, description="money for the whole run, in the currency of price_per_hour")
+    price_per_hour: Positive | None = Field(None, description="money that an hour of this machine costs")
+
+    @model_validator(mode="after")
+    def _priced(self) -> BudgetSection:
+        if self.cost is not None and self.price_per_hour is None:
+            raise ValueError("budget.cost needs budget.price_per_hour")
+        return self
+
+
+class WatchdogSection(Section):
+    """Rules that look at a run while it trains: each stops it, marks it, or is off (docs/watchdogs.md)."""
+
+    collapse: Alarm = Field("stop", description="the reward or a component of it falls to zero and stays there")
+    divergence: Alarm = Field("stop", description="held-out falls below the base model while the training reward rises")
+    non_finite: Alarm = Field("stop", description="a loss, gradient norm or reward that is not finite")
+    kl: Alarm = Field("stop", description="a KL divergence above kl_limit")
+    entropy: Alarm = Field("mark", description="the entropy falls below entropy_floor")
+    zero_spread: Alarm = Field("mark", description="the share of groups without spread reaches zero_spread_limit")
+    collapse_floor: Fraction = Field(0.1, description="share of its own level below which a series has collapsed")
+    collapse_alpha: Positive = Field(
+        1e-3, description="chance, per series and growth of the run by a factor of e, that noise looks like a collapse"
+    )
+    divergence_alpha: Positive = Field(
+        5e-3, description="chance, over all evals of a run, that noise looks like a fall of held-out"
+    )
+    kl_limit: Positive = Field(2.0, description="nats per token, three steps in a row")
+    entropy_floor: Fraction = Field(0.05, description="share of the first five steps' entropy, mean of five steps")
+    zero_spread_limit: Fraction = Field(0.9, description="mean share of groups without spread over ten steps")
 
 
 class RunConfig(Section):
@@ -146,6 +206,7 @@ class RunConfig(Section):
     backend: BackendSection = BackendSection()
     checkpoint: CheckpointSection = CheckpointSection()
     budget: BudgetSection = BudgetSection()
+    watchdog: WatchdogSection = WatchdogSection()
 
     @model_validator(mode="after")
     def _distinct_environments(self) -> RunConfig:
