@@ -43,7 +43,7 @@ def grouped(loaded: LoadedModel, prompt: list[int], completions: list[Completion
         reply = Message("assistant", decode(loaded.tokenizer, completion.token_ids, frozenset()))
         episode = Episode(name, (reply,), completion.finish_reason)
         score = Score(reward(index, work), {})
-        rollouts.append(Rollout(task, name, index, tuple(prompt), completion, episode, score))
+        rollouts.append(Rollout(task, name, index, tuple(prompt), (completion.segment,), episode, score))
     advantages = tuple(group_advantages([r.score.reward for r in rollouts]))
     return Group(tuple(rollouts), advantages, TEMPERATURE)
 

@@ -310,6 +310,7 @@ def _training_env(section: Any, config: RunConfig, prompts: Mapping[str, dict[st
         section.sampling.max_tokens or config.sampling.max_tokens,
         section.sampling.temperature or config.sampling.temperature,
         config.sampling.context,
+        section.sampling.max_turns or config.sampling.max_turns,
     )
     stream = TaskStream(tasks, config.train.balance_labels, config.train.seed)
     return TrainingEnv(section, env, stream, prompts[section.id], sampling)

@@ -299,7 +299,11 @@ def first_config(context: Context, hypothesis: str) -> RunConfig:
         EnvSection(
             id=item.id,
             args=item.args,
-            sampling=EnvSampling(max_tokens=item.max_tokens, temperature=item.temperature or None),
+            sampling=EnvSampling(
+                max_tokens=item.max_tokens,
+                temperature=item.temperature or None,
+                max_turns=item.max_turns if item.max_turns > 1 else None,
+            ),
         )
         for item in context.eval.env
     )

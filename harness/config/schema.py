@@ -105,6 +105,9 @@ class TrainSection(Section):
         32, description="groups sampled at most before step 1 to see that some group has spread; 0: no preflight"
     )
     microbatch_tokens: PositiveInt = Field(6144, description="token budget of one forward and backward pass")
+    activation_checkpointing: bool = Field(
+        False, description="compute each layer twice instead of keeping its activations: less memory, a third more time"
+    )
     seed: int = Field(0, ge=0, description="decides tasks, sampling and adapter initialisation")
 
 
@@ -113,8 +116,8 @@ class SamplingSection(Section):
 
     max_tokens: PositiveInt = Field(64, description="tokens per turn")
     temperature: Positive = 1.0
-    max_turns: Annotated[int, Field(ge=1, le=1)] = Field(1, description="turns per episode; one in this version")
-    context: PositiveInt = Field(2048, description="tokens of prompt and completion together")
+    max_turns: Annotated[int, Field(ge=1, le=32)] = Field(1, description="replies per episode")
+    context: PositiveInt = Field(2048, description="tokens of prompt, replies and what stands between them")
 
 
 class EnvSampling(Section):
@@ -122,6 +125,7 @@ class EnvSampling(Section):
 
     max_tokens: PositiveInt | None = None
     temperature: Positive | None = None
+    max_turns: Annotated[int, Field(ge=1, le=32)] | None = None
 
 
 class EnvSection(Section):

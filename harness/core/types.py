@@ -23,12 +23,21 @@ class FailureClass(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended, as the engine saw it."""
+    """Why a completion ended, as the engine saw it, or an episode of several turns, as its loop did."""
 
     STOP = "stop"
-    """An end-of-sequence token was sampled."""
+    """An end-of-sequence token was sampled; of an episode: and the environment asked for no further reply."""
     LENGTH = "length"
-    """The token limit was reached first."""
+    """The token limit of a reply was reached first."""
+    MAX_TURNS = "max_turns"
+    """The environment would have gone on, but the last turn was used."""
+    CONTEXT = "context"
+    """The environment would have gone on, but the context has no room for another whole reply."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit of tokens, not of turns, cut it."""
+        return self in (FinishReason.LENGTH, FinishReason.CONTEXT)
 
 
 class Outcome(StrEnum):
@@ -103,6 +112,21 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of an episode's tokens after the prompt: one reply, or the text that led to the next one.
+
+    Args:
+        token_ids: in order; they are never decoded and tokenised again.
+        sampled: whether the model wrote them; only these are trained.
+        logprobs: of sampled ids the natural log probability under the sampling distribution, one each; else empty.
+    """
+
+    token_ids: tuple[int, ...]
+    sampled: bool
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """What an engine returns for one sample.
 
@@ -115,6 +139,11 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+
+    @property
+    def segment(self) -> Segment:
+        """The completion as one reply of an episode."""
+        return Segment(self.token_ids, True, self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,19 +194,46 @@ class Score:
 class Rollout:
     """An episode with its tokens: what training learns from.
 
+    The prompt and all segments are one sequence; the model sampled each reply with everything before it as its input.
+
     Args:
         group: id shared by the rollouts of one task whose rewards form one baseline.
-        prompt_ids: tokens the model was given.
-        completion: tokens it sampled.
+        prompt_ids: tokens the model was given first.
+        segments: what follows, replies and text of the environment in turn; the last one is a reply.
     """
 
     task: Task
     group: str
     index: int
     prompt_ids: tuple[int, ...]
-    completion: Completion
+    segments: tuple[Segment, ...]
     episode: Episode
     score: Score
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens after the prompt."""
+        return tuple(token for segment in self.segments for token in segment.token_ids)
+
+    @property
+    def sampled(self) -> tuple[bool, ...]:
+        """For each of `token_ids`, whether the model wrote it."""
+        return tuple(segment.sampled for segment in self.segments for _ in segment.token_ids)
+
+    @property
+    def completion(self) -> Completion:
+        """Only what the model wrote, over all turns, with the reason the episode ended."""
+        written = [segment for segment in self.segments if segment.sampled]
+        return Completion(
+            tuple(token for segment in written for token in segment.token_ids),
+            tuple(logprob for segment in written for logprob in segment.logprobs),
+            self.episode.finish_reason,
+        )
+
+    @property
+    def turns(self) -> int:
+        """Number of replies."""
+        return sum(segment.sampled for segment in self.segments)
 
 
 def failed_score(failure: FailureClass, reason: str) -> Score:

@@ -81,6 +81,8 @@ def load_suites(context: Context) -> list[Suite]:
             "temperature": protocol.temperature,
             "seed": context.eval.seed,
         }
+        if protocol.max_turns > 1:
+            facts["max_turns"] = protocol.max_turns
         suites.append(Suite(protocol, env, tasks, content_sha(facts)))
     return suites
 
@@ -102,7 +104,8 @@ def run_suite(
         components: prompt texts that replace the shipped ones; None for the shipped prompt.
     """
     protocol = suite.protocol
-    sampling = Sampling(protocol.max_tokens, protocol.temperature, loaded.model.config.max_position_embeddings)
+    context_tokens = loaded.model.config.max_position_embeddings
+    sampling = Sampling(protocol.max_tokens, protocol.temperature, context_tokens, protocol.max_turns)
     timing, items = Timing(), []
     for start in range(0, len(suite.tasks), CHUNK):
         tasks = suite.tasks[start : start + CHUNK]

@@ -81,11 +81,12 @@ class ContextEnv(Page):
     samples: Annotated[int, Field(ge=1)] = Field(1, description="completions per task")
     max_tokens: Annotated[int, Field(ge=1)] = Field(description="tokens per turn")
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(1.0, description="0 is greedy")
+    max_turns: Annotated[int, Field(ge=1, le=32)] = Field(1, description="replies per episode")
     args: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment for evaluation")
 
     def described(self) -> dict[str, Any]:
         """Return the protocol as events record it; where a file lies is a machine's own affair."""
-        facts = self.model_dump(mode="json", exclude={"id"})
+        facts = self.model_dump(mode="json", exclude={"id"} if self.max_turns > 1 else {"id", "max_turns"})
         return facts | {"args": {key: value for key, value in facts["args"].items() if key != "path"}}
 
 

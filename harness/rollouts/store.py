@@ -14,23 +14,23 @@ from harness.core.types import Rollout
 
 
 def rollout_record(rollout: Rollout, advantage: float) -> dict[str, Any]:
-    """Return what is stored of a rollout: texts, score, advantage and length."""
-    score = rollout.score
+    """Return what is stored of a rollout: texts, score, advantage and lengths; `turns` when there were several."""
+    score, written = rollout.score, rollout.completion
     return {
         "task": rollout.task.id,
         "group": rollout.group,
         "index": rollout.index,
         "prompt": rollout.episode.prompt_text,
         "completion": rollout.episode.final,
-        "finish": str(rollout.completion.finish_reason),
+        "finish": str(written.finish_reason),
         "reward": score.reward,
         "components": dict(score.components),
         "metrics": dict(score.metrics),
         "diagnostics": dict(score.diagnostics),
         "failure": score.failure and str(score.failure),
         "advantage": advantage,
-        "tokens": len(rollout.completion.token_ids),
-    }
+        "tokens": len(written.token_ids),
+    } | ({"turns": rollout.turns} if rollout.turns > 1 else {})
 
 
 def write_rollouts(path: Path, rollouts: Sequence[Rollout], advantages: Sequence[float]) -> None:

@@ -20,7 +20,7 @@ def random_group(name, prompt, lengths, advantages, vocabulary, seed, temperatur
         completion = Completion(ids, tuple(-1.0 for _ in ids), FinishReason.LENGTH)
         episode = Episode(name, (Message("user", "q"), Message("assistant", "a")), FinishReason.LENGTH)
         score = Score(advantages[index], {})
-        rollouts.append(Rollout(task, name, index, tuple(prompt), completion, episode, score))
+        rollouts.append(Rollout(task, name, index, tuple(prompt), (completion.segment,), episode, score))
     return Group(tuple(rollouts), tuple(advantages), temperature)
 
 

@@ -189,7 +189,7 @@ def rollout(index, score, tokens, finish=FinishReason.STOP):
     task = Task("t", "toy", "train", {}, "A", "A", "c")
     completion = Completion(tuple(range(tokens)), (-1.0,) * tokens, finish)
     episode = Episode("t", (Message("user", "q"), Message("assistant", "a")), finish)
-    return Rollout(task, "t", index, (1, 2), completion, episode, score)
+    return Rollout(task, "t", index, (1, 2), (completion.segment,), episode, score)
 
 
 def test_a_group_whose_only_spread_is_masked_counts_as_one_without():

@@ -87,7 +87,7 @@ def sampled_groups(wrapped, count=4, size=4):
                 rollout.group,
                 rollout.index,
                 rollout.prompt_ids,
-                completion,
+                (completion.segment,),
                 rollout.episode,
                 rollout.score,
             )
@@ -249,7 +249,7 @@ def test_an_empty_completion_takes_no_part():
         "t0",
         9,
         group.prompt,
-        Completion((), (), FinishReason.STOP),
+        (Completion((), (), FinishReason.STOP).segment,),
         group.rollouts[0].episode,
         group.rollouts[0].score,
     )
