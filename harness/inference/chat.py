@@ -86,21 +86,6 @@ def _tail(tokenizer: Any, history: Sequence[Message], following: Sequence[Messag
     return whole[len(begin) :]
 
 
-def check_turns(tokenizer: Any, opening: Sequence[Message], eos_ids: frozenset[int], role: str = "user") -> None:
-    """Check before anything is sampled that the template keeps earlier turns as they are.
-
-    Args:
-        opening: the messages an episode begins with.
-        role: of the message that answers a reply.
-
-    Raises:
-        ConfigError: as `render_suffix`.
-    """
-    first = [Message(role, "first")]
-    render_suffix(tokenizer, opening, first, eos_ids)
-    render_suffix(tokenizer, [*opening, Message("assistant", PROBES[0]), *first], [Message(role, "second")], eos_ids)
-
-
 def _unfit(what: str) -> ConfigError:
     return ConfigError(
         f"the model's chat template {what}, so an episode of several turns would not stay what was sampled",
