@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.core.types import Rollout
-from harness.inference.tree import TreeBatch, build_tree
+from harness.inference.tree import TreeBatch, build_tree, common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class MicroBatch:
         sampler_logprobs: (M,) log probabilities the engine reported.
         temperatures: (M,) temperature each token was sampled at.
         lengths: trained tokens of each rollout, in layout order; they add up to M.
+        rollouts: the computed ones, in layout order.
     """
 
     tree: TreeBatch
@@ -79,6 +80,47 @@ class MicroBatch:
     sampler_logprobs: Tensor
     temperatures: Tensor
     lengths: tuple[int, ...]
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An optimizer batch as a sequence of passes.
+
+    Args:
+        root: tokens that all prompts share; each pass computes them.
+        parts: the groups of each pass.
+    """
+
+    root: int
+    parts: list[list[Group]]
+
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest pass; 0 without any."""
+        sizes = [sum(group.computed_tokens(self.root) for group in part) for part in self.parts]
+        return self.root + max(sizes) if sizes else 0
+
+    @property
+    def divisible(self) -> bool:
+        """Whether some pass holds more than one rollout."""
+        return any(sum(len(group.computed) for group in part) > 1 for part in self.parts)
+
+
+def plan_passes(groups: Sequence[Group], budget: int, skip_idle: bool) -> Plan:
+    """Return the passes of an optimizer batch; they depend on nothing but the arguments.
+
+    Args:
+        groups: those without a token in the loss are in no pass.
+        budget: tokens of one pass.
+        skip_idle: leave out rollouts of advantage zero; see `without_idle_rows`.
+    """
+    kept = [group for group in (without_idle_rows(groups) if skip_idle else groups) if group.completion_tokens]
+    if not kept:
+        return Plan(0, [])
+    prompts = [group.prompt for group in kept]
+    root = common_prefix(prompts) if len(prompts) > 1 else 0
+    return Plan(root, split_groups(kept, root, budget))
 
 
 def without_idle_rows(groups: Sequence[Group]) -> list[Group]:
@@ -186,4 +228,5 @@ def micro_batch(groups: Sequence[Group], root: int, device: torch.device, dtype:
         torch.tensor(logprobs, dtype=dtype, device=device),
         torch.tensor(temperatures, dtype=dtype, device=device),
         tuple(lengths),
+        tuple(rollout for row in rows for rollout in row),
     )

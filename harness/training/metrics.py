@@ -11,7 +11,7 @@ from typing import Any
 from harness.core.canonical import canonical_json, encode_non_finite
 from harness.core.errors import InfraError
 from harness.core.files import disk_hint
-from harness.core.types import FailureClass, FinishReason
+from harness.core.types import FailureClass
 from harness.training.advantages import SPREAD_FLOOR, spread
 from harness.training.batches import Group
 
@@ -66,7 +66,10 @@ def rollout_metrics(by_env: Mapping[str, Sequence[Group]]) -> dict[str, float]:
     metrics["train/tokens/mean"] = sum(lengths) / len(lengths)
     metrics["train/tokens/min"] = float(min(lengths))
     metrics["train/tokens/max"] = float(max(lengths))
-    cut = sum(rollout.completion.finish_reason is FinishReason.LENGTH for rollout in rollouts)
+    turns = [rollout.turns for rollout in rollouts]
+    if max(turns) > 1:
+        metrics["train/turns/mean"] = sum(turns) / len(turns)
+    cut = sum(rollout.episode.finish_reason.truncated for rollout in rollouts)
     metrics["train/truncated_share"] = cut / len(rollouts)
     for failure in FailureClass:
         count = sum(rollout.score.failure is failure for rollout in rollouts)

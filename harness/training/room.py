@@ -8,18 +8,21 @@ allocator's own error is early enough.
 
 from __future__ import annotations
 
+import gc
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
 from torch import Tensor
 
+from harness.core.errors import is_out_of_memory
 from harness.inference.tree import TreeBatch, build_tree
+from harness.training.batches import Plan
 
 PROBE_TOKENS = 64
 LOGIT_COPIES = 8
@@ -28,6 +31,7 @@ product, and a gradient of each."""
 MARGIN = 1.1
 """Over the counted bytes: allocator overhead, gradients of the adapters, moments of the optimizer."""
 _CGROUP = Path("/sys/fs/cgroup")
+Result = TypeVar("Result")
 
 
 class NoRoomError(MemoryError):
@@ -196,3 +200,33 @@ def pass_bytes(config: Any, tree: TreeBatch, logits: int, per_token: float, chec
     scores = 4 * LOGIT_COPIES * logits * int(config.vocab_size)
     # one more layer's worth for the gradients that flow through it
     return int(MARGIN * (tree.tokens * (kept + one_layer) + 4 * masks + scores))
+
+
+def in_passes_that_fit(room: Room, plan: Callable[[int], Plan], action: Callable[[Plan], Result]) -> Result:
+    """Run an action on the passes of a batch; when memory runs out, again from its start with half the budget.
+
+    Args:
+        room: holds the budget, which stays as low as it was found to be needed.
+        plan: from a budget to the passes.
+        action: begins anew on every call; the random state is then what it was at the first.
+
+    Raises:
+        MemoryError, RuntimeError: what the action raised, when every pass is a single rollout already, or when it
+            is no lack of memory.
+    """
+    on_processor = torch.get_rng_state()
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    while True:
+        passes = plan(room.tokens)
+        try:
+            return action(passes)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error) or not passes.divisible:
+                raise
+        # outside the block above, whose exception holds the tensors of the try
+        room.shrink(passes.largest)
+        gc.collect()
+        torch.set_rng_state(on_processor)
+        if on_devices:
+            torch.cuda.empty_cache()
+            torch.cuda.set_rng_state_all(on_devices)

@@ -73,7 +73,7 @@ def test_never_more_passes_than_in_order(cases, budget):
 
 def test_long_and_short_groups_share_passes():
     groups = made([(1, [29]), (1, [9]), (1, [29]), (1, [9]), (1, [29]), (1, [9])])
-    assert len(batches._next_fit([g.computed_tokens(ROOT) for g in groups], 60)) == 4
+    assert len(batches._next_fit([g.computed_tokens(ROOT) for g in groups], 60)) == 3
     names = [[group.rollouts[0].group for group in part] for part in split_groups(groups, ROOT, ROOT + 60)]
     assert names == [["t0", "t2"], ["t1", "t3", "t4", "t5"]]
 

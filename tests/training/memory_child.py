@@ -1,0 +1,80 @@
+"""One gradient without a limit of memory and one under RLIMIT_AS, in a process that is thrown away afterwards.
+
+Usage: memory_child.py estimated|caught. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+
+import psutil
+import torch
+
+from harness.config.schema import OptimizerSection, TrainSection
+from harness.inference.lora import trainable
+from harness.training.optimizer import build_optimizer
+from harness.training.policy import update_policy
+from harness.training.room import NoRoomError, Room
+from tests.torch_support import tiny_llama, with_adapter
+from tests.training.reference import random_group, relative_difference
+
+GROUPS, ROWS, LENGTH = 24, 4, 100
+
+
+class Watched(Room):
+    """A room that counts passes and refusals, and may be blind to what is free."""
+
+    passes = refused = 0
+    blind = False
+
+    def check(self, *arguments):
+        """Count; look only when it is not blind."""
+        type(self).passes += 1
+        try:
+            if not self.blind:
+                super().check(*arguments)
+        except NoRoomError:
+            type(self).refused += 1
+            raise
+
+
+def update(room):
+    """Return what one step of plain gradient descent adds to the adapter."""
+    wrapped = with_adapter(tiny_llama(layers=6))
+    parameters = trainable(wrapped)
+    before = {name: value.detach().clone() for name, value in parameters.items()}
+    optimizer = build_optimizer(parameters, OptimizerSection(name="sgd", momentum=0.0))
+    advantages = [0.5, -0.5, 0.25, -0.25]
+    groups = [random_group(f"t{i}", [7] * 20 + [20 + i], [LENGTH] * ROWS, advantages, 128, i) for i in range(GROUPS)]
+    section = TrainSection(entropy_beta=0.0, microbatch_tokens=room.tokens)
+    update_policy(wrapped.get_base_model(), list(parameters.values()), optimizer, groups, section, 1e9, room=room)
+    return {name: value.detach() - before[name] for name, value in parameters.items()}
+
+
+def main():
+    """Compare the two."""
+    torch.set_num_threads(1)
+    Watched.blind = True
+    whole = update(Watched(100_000))
+    used = psutil.Process().memory_info().vms
+    peak = int(next(line for line in open("/proc/self/status") if line.startswith("VmPeak")).split()[1]) * 1024  # noqa: SIM115
+    Watched.passes, Watched.blind = 0, sys.argv[1] == "caught"
+    # a third of what the whole batch took in one pass
+    resource.setrlimit(resource.RLIMIT_AS, (used + (peak - used) // 3, resource.RLIM_INFINITY))
+    room = Watched(100_000)
+    limited = update(room)
+    result = {
+        "events": room.lowered,
+        "passes": Watched.passes,
+        "refused": Watched.refused,
+        "difference": relative_difference(limited, whole),
+        "tokens": room.tokens,
+        "mib": (peak - used) / 2**20,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
