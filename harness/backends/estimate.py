@@ -183,7 +183,10 @@ def _memory(shape: ModelShape, work: Workload, group: int, adapters: int, bytes_
 def workload(config: RunConfig, context: Context) -> Workload:
     """Return the counts of a run from its config and the protocol; prompts are measured on the first tasks."""
     train = [(env.weight, *_prompt_tokens(env.id, env.args, "train")) for env in config.env]
-    limits = [env.sampling.max_tokens or config.sampling.max_tokens for env in config.env]
+    limits = [
+        (env.sampling.max_tokens or config.sampling.max_tokens) * (env.sampling.max_turns or config.sampling.max_turns)
+        for env in config.env
+    ]
     total = sum(weight for weight, _, _ in train)
     evals = context.eval.env
     samples = sum(env.items * env.samples for env in evals)
@@ -199,7 +202,7 @@ def workload(config: RunConfig, context: Context) -> Workload:
         rank=config.lora.rank,
         eval_samples=samples,
         eval_prompt_tokens=round(own / samples),
-        eval_tokens=round(sum(env.items * env.samples * env.max_tokens for env in evals) / samples),
+        eval_tokens=round(sum(env.items * env.samples * env.max_tokens * env.max_turns for env in evals) / samples),
         evals=evals_of(config.train.steps, context.eval.interval),
     )
 

@@ -127,6 +127,8 @@ def _lines(rows: list[dict[str, Any]], counts: dict[str, int], run: str, step: i
         lines.append((Styled(f"reward {shown}", "strong"), f"  {head}"))
         note = f"  {components}; failure {row.get('failure') or 'none'}; finish {row.get('finish')}"
         note += f"; {row.get('tokens')} tokens" + ("" if advantage is None else f"; advantage {advantage:+.3f}")
+        if "turns" in row:
+            note += f"; last of {row['turns']} replies, the others with --prompt"
         lines.append(Styled(note, "dim"))
         if prompt:
             lines += [Styled("[prompt]", "strong"), str(row.get("prompt", ""))]
