@@ -73,7 +73,7 @@ def test_rows_do_not_depend_on_what_they_are_batched_with():
     assert [[c.token_ids for c in row] for row in together] == [[c.token_ids for c in row] for row in apart]
 
 
-def test_every_end_id_ends_a_row_and_is_reported_as_stop():
+def test_item_10_every_end_id_ends_a_row_and_is_reported_as_stop():
     """Several EOS ids: the finish reason comes from the engine, not from one id (TRL#7039)."""
     model = tiny_llama()
     ends = set(range(2, 60))

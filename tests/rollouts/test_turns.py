@@ -12,7 +12,7 @@ from harness.core.types import Completion, FailureClass, FinishReason, Message
 from harness.inference.chat import render_chat
 from harness.rollouts.collect import Sampling, Timing, collect
 from harness.rollouts.store import read_rollouts, write_rollouts
-from harness.training.loop import make_group
+from harness.training.grouping import make_group
 from tests.calculator_env import Calculator, CalculatorArgs, compute
 from tests.chat_support import EOT, IM_END, QWEN_LIKE, THOUGHTLESS, chat_tokenizer
 

@@ -15,7 +15,7 @@ from harness.inference.lora import trainable  # noqa: E402
 from harness.inference.tree import ATTENTION, common_prefix  # noqa: E402
 from harness.rollouts.collect import Sampling, collect  # noqa: E402
 from harness.training.batches import Group, micro_batch, split_groups  # noqa: E402
-from harness.training.loop import make_group  # noqa: E402
+from harness.training.grouping import make_group  # noqa: E402
 from harness.training.policy import StepStats, accumulate_gradient, tree_logprobs  # noqa: E402
 from tests.calculator_env import Calculator  # noqa: E402
 from tests.chat_support import EOT, IM_END, QWEN_LIKE, chat_tokenizer  # noqa: E402
