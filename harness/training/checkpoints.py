@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,13 @@ class Progress:
         step: last finished step.
         tokens: completion tokens sampled so far.
         empty_steps: consecutive steps without any usable group.
+        pass_rates: running share of right answers by `environment/task`; empty without a curriculum.
     """
 
     step: int
     tokens: int
     empty_steps: int = 0
+    pass_rates: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

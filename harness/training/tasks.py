@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from harness.core.seeds import derive_seed
 from harness.core.types import Task
 
 Item = TypeVar("Item")
+REVISIT = 0.1
+"""Share of positions at which a curriculum takes the task as it comes, so that no task is given up for good."""
+RECENT = 0.5
+"""Weight of the newest group in a task's running pass rate."""
 
 
 def environment_order(weights: Mapping[str, float], count: int) -> list[str]:
@@ -56,3 +61,52 @@ class TaskStream:
         result = list(items)
         random.Random(derive_seed(self._seed, purpose, epoch)).shuffle(result)  # noqa: S311 - not cryptography
         return result
+
+    def alternatives(self, position: int) -> list[Task]:
+        """Return the tasks of the label at `position`, in an order that belongs to the position."""
+        label = self[position].label if len(self._labels) > 1 else self._labels[0]
+        return self._shuffled(self._by_label[label], "curriculum", position)
+
+    def revisits(self, position: int) -> bool:
+        """Say whether a curriculum leaves the task at `position` as it comes; so at a tenth of all positions."""
+        seed = derive_seed(self._seed, "revisit", position)
+        return random.Random(seed).random() < REVISIT  # noqa: S311 - not cryptography
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """Prefer tasks that the policy gets right sometimes: those teach, the others rarely have spread.
+
+    Args:
+        low: lowest running pass rate of a preferred task.
+        high: highest one.
+    """
+
+    low: float
+    high: float
+
+    def prefers(self, rate: float | None) -> bool:
+        """Say whether a task with this running pass rate is worth its rollouts; None was never tried, so it is."""
+        return rate is None or self.low <= rate <= self.high
+
+    def choose(self, stream: TaskStream, position: int, rates: Mapping[str, float], taken: Collection[str]) -> Task:
+        """Return the task for a position: the one that comes, or one of its label that is preferred.
+
+        A function of its arguments alone, so a resume with the same rates takes the same tasks.
+
+        Args:
+            stream: of the environment.
+            position: in the stream, 0-based.
+            rates: running pass rates by task id.
+            taken: ids of tasks that the step has already.
+        """
+        task = stream[position]
+        if self.prefers(rates.get(task.id)) or stream.revisits(position):
+            return task
+        others = (other for other in stream.alternatives(position) if other.id not in taken)
+        return next((other for other in others if self.prefers(rates.get(other.id))), task)
+
+
+def updated_rate(old: float | None, now: float) -> float:
+    """Return a task's running pass rate after a group with the share `now` of right answers."""
+    return now if old is None else (1 - RECENT) * old + RECENT * now
