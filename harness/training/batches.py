@@ -44,8 +44,10 @@ class Group:
 
     @property
     def computed(self) -> list[int]:
-        """Positions of the rollouts in the loss that this pass computes."""
-        return [i for i in range(len(self.rollouts)) if i not in self.outside and i not in self.elsewhere]
+        """Positions of the rollouts in the loss that this pass computes; those without a sampled token never are."""
+        skipped = self.outside | self.elsewhere
+        written = [any(segment.sampled and segment.token_ids for segment in r.segments) for r in self.rollouts]
+        return [i for i, some in enumerate(written) if some and i not in skipped]
 
     @property
     def completion_tokens(self) -> int:

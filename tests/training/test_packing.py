@@ -14,7 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 from harness.config.schema import TrainSection  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
 from harness.training import batches  # noqa: E402
-from harness.training.batches import Group, micro_batch, split_groups, without_idle_rows  # noqa: E402
+from harness.training.batches import Group, micro_batch, plan_passes, split_groups, without_idle_rows  # noqa: E402
 from harness.training.policy import StepStats, accumulate_gradient  # noqa: E402
 from tests.torch_support import tiny_llama, with_adapter  # noqa: E402
 from tests.training.reference import naive_gradient, random_group, relative_difference  # noqa: E402
@@ -48,9 +48,10 @@ def test_every_rollout_is_computed_once_within_the_budget(cases, budget):
     groups = made(cases)
     parts = split_groups(groups, ROOT, budget)
     computed = [row for part in parts for row in rows(part)]
-    assert sorted(computed) == sorted((g.rollouts[i].group, i) for g in groups for i in range(len(g.rollouts)))
+    written = [(r.group, r.index) for g in groups for r in g.rollouts if r.token_ids]
+    assert sorted(computed) == sorted(written)
     for part in parts:
-        assert tokens(part) <= budget or len(rows(part)) == 1
+        assert tokens(part) <= budget or len(rows(part)) <= 1
         flat = micro_batch(part, ROOT, torch.device("cpu"), torch.float32)
         assert flat.tree.tokens == tokens(part)
         assert sum(flat.lengths) == len(flat.advantages) == len(flat.tree.target_ids())
@@ -133,6 +134,14 @@ def test_a_group_without_any_advantage_leaves_the_passes():
     assert without_idle_rows([idle]) == []
     kept = without_idle_rows([uneven()[0], idle])
     assert [group.rollouts[0].group for group in kept] == ["t0"]
+
+
+def test_an_empty_rollout_is_in_no_pass_however_small_the_budget():
+    """A pass without a token to predict would have no gradient graph (TRL#3248)."""
+    group = random_group("t", [7] * ROOT + [20], [4, 0, 3], [0.5, 0.5, -1.0], 128, 0)
+    assert [rows(part) for part in plan_passes([group], 1, False).parts] == [[("t", 0)], [("t", 2)]]
+    empty = random_group("e", [7] * ROOT + [20], [0, 0], [0.5, -0.5], 128, 0)
+    assert plan_passes([empty], 100, False).parts == [] and plan_passes([empty], 100, False).largest == 0
 
 
 def test_a_rollout_outside_the_loss_is_in_no_pass():
