@@ -72,7 +72,9 @@ def step_warning(config: RunConfig, parameters: float | None = None) -> str | No
     step, limit = effective_step(config), collapse_step(parameters)
     if config.optimizer.name == "sgd" or step < limit * (1 - 1e-9):
         return None
-    nearest = min(COLLAPSES, key=lambda known: abs(math.log((parameters or COLLAPSES[-1].parameters) / known.parameters)))
+    nearest = min(
+        COLLAPSES, key=lambda known: abs(math.log((parameters or COLLAPSES[-1].parameters) / known.parameters))
+    )
     size = f"a model of {parameters / 1e6:,.0f} M weights" if parameters else "a model of unknown size"
     return (
         f"the effective step {step:.1e} reaches {limit:.1e}, from where {size} is expected to collapse; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,24 @@ import torch
 from harness.config.schema import EnvSection, RunConfig
 from harness.core.errors import DivergedError, StoppedError
 from harness.core.seeds import derive_seed
-from harness.core.types import FinishReason, Rollout, Task
+from harness.core.types import Task
 from harness.envs.base import Environment
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import attach_lora, save_adapter, trainable
 from harness.inference.models import LoadedModel
+from harness.ledger.superseded import current_rows, read_rows
 from harness.rollouts.collect import Sampling, Timing, collect
 from harness.rollouts.store import write_rollouts
-from harness.training.advantages import group_advantages
 from harness.training.batches import Group
 from harness.training.checkpoints import Numerics, Progress, checkpoint_steps, load_checkpoint, save_checkpoint
+from harness.training.grouping import Shaping, make_group, scale_groups
 from harness.training.metrics import append_row, rollout_metrics
-from harness.training.optimizer import build_optimizer, learning_rate
-from harness.training.policy import update_policy
-from harness.training.tasks import TaskStream, environment_order
+from harness.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from harness.training.policy import StepStats, update_policy
+from harness.training.preflight import Preflight, add
+from harness.training.room import Room
+from harness.training.tasks import Curriculum, TaskStream, environment_order, updated_rate
+from harness.training.watchdogs import Finding, HeldOut, Watchdog, marks, replay
 
 Report = Callable[[dict[str, Any]], None]
 EvalHook = Callable[[TransformersEngine, int, str | None], None]
@@ -62,6 +66,9 @@ class Trainer:
         eval_due: whether an eval follows a step.
         on_eval: runs it.
         report: progress callback.
+        heldout: returns the held-out points on record, for the watchdog.
+        anyway: train although no group of the base model has spread.
+        spent_s: seconds that the run has cost before `run` is called, earlier attempts included.
     """
 
     config: RunConfig
@@ -73,21 +80,30 @@ class Trainer:
     eval_due: Callable[[int], bool]
     on_eval: EvalHook
     report: Report
+    heldout: Callable[[], Sequence[HeldOut]] = tuple
+    anyway: bool = False
+    spent_s: float = 0.0
     progress: Progress = field(default_factory=lambda: Progress(0, 0))
+    preflight: Preflight | None = None
 
     def __post_init__(self) -> None:
         seed = self.config.train.seed
         self.model = attach_lora(self.loaded.model, self.config.lora, seed)
         self.parameters = trainable(self.model)
-        self.optimizer = build_optimizer(self.parameters.values(), self.config.optimizer)
+        self.optimizer = build_optimizer(self.parameters, self.config.optimizer, self.config.lora.rank)
         self.engine = TransformersEngine(self.loaded, self.model)
         self.numerics = Numerics.here(self.loaded.device, self.loaded.dtype)
+        self.watchdog = Watchdog(self.config.watchdog)
+        self.room = Room(self.config.train.microbatch_tokens)
 
     model: Any = field(init=False)
     parameters: Any = field(init=False)
     optimizer: Any = field(init=False)
     engine: TransformersEngine = field(init=False)
     numerics: Numerics = field(init=False)
+    watchdog: Watchdog = field(init=False)
+    began: float = field(init=False, default=0.0)
+    room: Room = field(init=False)
 
     def resume(self) -> int:
         """Restore the newest checkpoint and return its step; 0 when there is none."""
@@ -97,28 +113,103 @@ class Trainer:
         self.progress = load_checkpoint(
             self.folder / "checkpoints", steps[-1], self.parameters, self.optimizer, self.numerics, self.config_sha
         )
-        return self.progress.step
+        step = self.progress.step
+        rows = [row for row in current_rows(read_rows(self.folder / "metrics.jsonl")) if row["step"] <= step]
+        points = [point for point in self.heldout() if point.step <= step]
+        self.watchdog = replay(rows, points, self.config.watchdog)
+        return step
 
     def run(self) -> Progress:
         """Train from where the progress stands to the last step.
 
         Raises:
             StoppedError: a budget is spent.
-            DivergedError: the gradient is not finite, or no group has had spread for `EMPTY_LIMIT` steps.
+            DivergedError: a watchdog stops the run, the gradient is not finite, or no group has had spread for
+                `EMPTY_LIMIT` steps.
+            RefusedError: no group of the base model has spread.
         """
-        started = time.monotonic()
+        self.began = time.monotonic()
         last = self.progress.step
+        self._heed()  # what stopped an earlier attempt stops this one too, unless the run's file says otherwise
         if last == 0 or self.eval_due(last):
-            self.on_eval(self.engine, last, self._save_adapter(last) if last else None)
+            self._evaluate(last)
+        if last == 0:
+            self._look_ahead()
         for step in range(last + 1, self.config.train.steps + 1):
-            self._check_budget(time.monotonic() - started)
+            self._check_budget(time.monotonic() - self.began)
             self._step(step)
             due = self.eval_due(step)
             if due or step % self.config.checkpoint.interval == 0:
                 self._checkpoint()
             if due:
-                self.on_eval(self.engine, step, self._save_adapter(step))
+                self._evaluate(step)
+            self._heed()
         return self.progress
+
+    def _evaluate(self, step: int) -> None:
+        """Evaluate the policy of a step, or the base model, and show the result to the watchdog."""
+        self.on_eval(self.engine, step, self._save_adapter(step) if step else None)
+        found = self.watchdog.observe_heldout(point for point in self.heldout() if point.step <= step)
+        if found:
+            append_row(self.folder / "metrics.jsonl", self._head(step) | marks(found))
+        self._tell(found)
+
+    def _tell(self, found: Sequence[Finding]) -> None:
+        for finding in found:
+            text = f"{finding.action}: {finding.rule}: {finding.reason}"
+            self.report({"phase": "watchdog", "step": finding.step, "message": text})
+
+    def _heed(self) -> None:
+        """End the attempt when the watchdog has found a reason to."""
+        if not self.watchdog.stops:
+            return
+        if self.progress.step and self.progress.step not in checkpoint_steps(self.folder / "checkpoints"):
+            self._checkpoint()
+        first, run = self.watchdog.stops[0], self.folder.name
+        raise DivergedError(
+            f"the watchdog {first.rule} stops the run after step {first.step}: {first.reason}",
+            f"`harness decide {run} reject --reason …`; or watchdog.{first.rule} = \"mark\" in rl/{run}.toml and "
+            f"`harness launch {run} --resume` to go on all the same",
+        )
+
+    def _head(self, step: int) -> dict[str, Any]:
+        return {"step": step, "time": time.time(), "attempt": self.attempt}
+
+    def _look_ahead(self) -> None:
+        """Sample groups of the base model, a step's worth at a time, until one has spread.
+
+        The draws have addresses of their own, so those of training stay what they are.
+
+        Raises:
+            RefusedError: when none has.
+        """
+        train, parts = self.config.train, []
+        while sum(part.groups for part in parts) < train.preflight_groups:
+            first = sum(part.groups for part in parts)
+            timing = Timing()
+            began = time.monotonic()
+            count = min(train.tasks_per_step, train.preflight_groups - first)
+            groups = self._groups("preflight", 0, self._tasks(first, count), first, timing)
+            scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score.counts]
+            parts.append(
+                Preflight(
+                    groups=len(groups),
+                    informative=sum(any(group.advantages) for group in groups),
+                    group_size=train.group_size,
+                    right=sum(score.failure is None for score in scores),
+                    counted=len(scores),
+                    tokens=timing.tokens,
+                    seconds=time.monotonic() - began,
+                )
+            )
+            if parts[-1].informative:
+                break
+        if not parts:
+            return
+        self.preflight = add(parts)
+        self.report({"phase": "preflight", "message": self.preflight.describe()})
+        if not self.anyway:
+            self.preflight.check(self.folder.name)
 
     def _check_budget(self, wall_s: float) -> None:
         budget = self.config.budget
@@ -127,11 +218,21 @@ class Trainer:
                 f"the wall-clock budget of {budget.wall_clock_s:g} s is spent",
                 f"`harness launch {self.folder.name} --resume` goes on with a new one",
             )
+        if budget.cost is not None and self._cost() > budget.cost:
+            self._stop(
+                f"the budget of {budget.cost:g} is spent at {budget.price_per_hour:g} an hour",
+                f"raise budget.cost in the run's file, then `harness launch {self.folder.name} --resume`",
+            )
         if budget.tokens is not None and self.progress.tokens > budget.tokens:
             self._stop(
                 f"the budget of {budget.tokens} sampled tokens is spent",
                 f"raise budget.tokens in the run's file, then `harness launch {self.folder.name} --resume`",
             )
+
+    def _cost(self) -> float:
+        """Return what the run has cost so far, all attempts together."""
+        seconds = self.spent_s + time.monotonic() - self.began
+        return (self.config.budget.price_per_hour or 0.0) * seconds / 3600
 
     def _stop(self, reason: str, hint: str) -> None:
         if self.progress.step:
@@ -139,84 +240,154 @@ class Trainer:
         raise StoppedError(f"{reason} after step {self.progress.step}", hint)
 
     def _step(self, step: int) -> None:
+        """Sample, score, update and record one step.
+
+        Raises:
+            DivergedError: the gradient is not finite, or no group has had spread for `EMPTY_LIMIT` steps.
+        """
         began = time.monotonic()
         train = self.config.train
         timing = Timing()
         groups = self._collect(step, 0, train.tasks_per_step, timing)
-        for extra in range(train.resample_groups):
-            if sum(any(group.advantages) for group in groups) >= train.tasks_per_step:
-                break
-            groups += self._collect(step, train.tasks_per_step + extra, 1, timing)
+        groups += self._resample(step, groups, timing)
+        groups = scale_groups(groups, train.advantage, {name: self._shaping(item) for name, item in self.envs.items()})
         usable = [group for group in groups if any(group.advantages)]
         rate = learning_rate(self.config.optimizer, step, train.steps)
-        for parameter_group in self.optimizer.param_groups:
-            parameter_group["lr"] = rate
+        set_learning_rate(self.optimizer, rate)
         train_began = time.monotonic()
-        stats = None
-        if usable:
-            torch.manual_seed(derive_seed(train.seed, "dropout", step))  # so that a resumed run draws the same masks
-            stats = update_policy(
-                self.model.get_base_model(),
-                list(self.parameters.values()),
-                self.optimizer,
-                usable,
-                train,
-                self.config.optimizer.max_grad_norm,
-            )
-        train_s = time.monotonic() - train_began
+        stats = self._update(step, usable) if usable else None
+        times = {"time/train": time.monotonic() - train_began}
         empty = 0 if usable else self.progress.empty_steps + 1
-        self.progress = Progress(step, self.progress.tokens + timing.tokens, empty)
+        self.progress = Progress(step, self.progress.tokens + timing.tokens, empty, self._updated_rates(groups))
         by_env = self._store(step, groups)
-        row = rollout_metrics(by_env) | (stats.metrics() if stats else {})
+        times["time/step"] = time.monotonic() - began
+        row = rollout_metrics(by_env) | (stats.metrics() if stats else {}) | times
         row |= {
             "train/groups_used": float(len(usable)),
             "optim/learning_rate": rate,
-            "time/generate": timing.generate_s,
-            "time/score": timing.score_s,
-            "time/train": train_s,
-            "time/step": time.monotonic() - began,
-            "perf/tokens_per_s": timing.tokens / max(timing.generate_s, 1e-9),
-            "perf/peak_memory_mb": peak_memory_mb(),
+            "optim/effective_step": rate * self.config.lora.alpha / self.config.lora.rank,
         }
-        head = {"step": step, "time": time.time(), "attempt": self.attempt}
-        append_row(self.folder / "metrics.jsonl", head | dict(sorted(row.items())))
-        self.report(_progress_row(step, train.steps, row, list(by_env)))
+        row |= _timings(timing) | self._extra(step, groups)
+        self._record(step, row, list(by_env))
         if empty >= EMPTY_LIMIT:
             raise DivergedError(
                 f"no group had any spread in the last {empty} steps, so there is no gradient",
                 "try a searched prompt, a higher sampling.temperature, or train.balance_labels = true",
             )
 
-    def _collect(self, step: int, first: int, count: int, timing: Timing) -> list[Group]:
-        """Sample `count` groups for the task positions of a step, from `first` on."""
+    def _update(self, step: int, usable: Sequence[Group]) -> StepStats:
+        """Run the optimizer on the groups of a step that have spread."""
         train = self.config.train
-        per_step = train.tasks_per_step + train.resample_groups
-        weights = {name: item.section.weight for name, item in self.envs.items()}
-        start = (step - 1) * per_step + first
-        order = environment_order(weights, start + count)
+        torch.manual_seed(derive_seed(train.seed, "dropout", step))  # so that a resumed run draws the same masks
+        return update_policy(
+            self.model.get_base_model(),
+            list(self.parameters.values()),
+            self.optimizer,
+            usable,
+            train,
+            self.config.optimizer.max_grad_norm,
+            max(item.sampling.max_tokens * item.sampling.max_turns for item in self.envs.values()),
+            self.room,
+        )
+
+    def _extra(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the metrics that only some runs have."""
+        train, row = self.config.train, {}
+        if train.resample_groups:
+            row["train/groups_resampled"] = float(len(groups) - train.tasks_per_step)
+        if self.config.budget.price_per_hour:
+            row["perf/cost"] = self._cost()
+        if self.preflight and step == 1:
+            row |= self.preflight.metrics()
+        return row
+
+    def _record(self, step: int, row: dict[str, float], envs: Sequence[str]) -> None:
+        """Show a step's metrics to the watchdog, append them and report them."""
+        head = self._head(step)
+        found = self.watchdog.observe(head | row)
+        row |= marks(found)
+        append_row(self.folder / "metrics.jsonl", head | dict(sorted(row.items())))
+        self.report(_progress_row(step, self.config.train.steps, row, envs))
+        self._tell(found)
+
+    def _collect(
+        self, step: int, first: int, count: int, timing: Timing, before: Sequence[Group] = ()
+    ) -> list[Group]:
+        """Sample `count` groups for the task positions of a step, from `first` on, after the groups `before`."""
+        train = self.config.train
+        start = (step - 1) * (train.tasks_per_step + train.resample_groups) + first
+        taken = {group.rollouts[0].task.id for group in before}
+        return self._groups("rollout", step, self._tasks(start, count, taken), first, timing)
+
+    def _resample(self, step: int, groups: Sequence[Group], timing: Timing) -> list[Group]:
+        """Sample further groups, one by one, until as many have spread as a step wants or the cap is reached."""
+        train = self.config.train
+        extra: list[Group] = []
+        while len(extra) < train.resample_groups:
+            if sum(any(group.advantages) for group in (*groups, *extra)) >= train.tasks_per_step:
+                break
+            extra += self._collect(step, train.tasks_per_step + len(extra), 1, timing, (*groups, *extra))
+        return extra
+
+    def _tasks(self, start: int, count: int, taken: Collection[str] = ()) -> dict[str, list[Task]]:
+        """Return the tasks at `count` positions of the run from `start` on, by environment."""
+        train = self.config.train
+        order = environment_order({name: item.section.weight for name, item in self.envs.items()}, start + count)
+        curriculum = Curriculum(train.curriculum_low, train.curriculum_high)
+        rates = {name: _of_env(self.progress.pass_rates, name) for name in self.envs}
+        seen = set(taken)
         wanted: dict[str, list[Task]] = {}
         for position in range(start, start + count):
             name = order[position]
             index = order[:position].count(name)
-            wanted.setdefault(name, []).append(self.envs[name].stream[index])
+            stream = self.envs[name].stream
+            if train.curriculum == "pass_rate":
+                task = curriculum.choose(stream, index, rates[name], seen)
+            else:
+                task = stream[index]
+            seen.add(task.id)
+            wanted.setdefault(name, []).append(task)
+        return wanted
+
+    def _groups(
+        self, purpose: str, step: int, wanted: Mapping[str, Sequence[Task]], first: int, timing: Timing
+    ) -> list[Group]:
+        """Sample one group of each task; `purpose`, step and place are the address of its random draws."""
+        train, loaded, size = self.config.train, self.loaded, self.config.train.group_size
         groups = []
         for name, tasks in wanted.items():
             item = self.envs[name]
-            size = train.group_size
             seeds = [
-                [derive_seed(train.seed, "rollout", step, first + t, task.id, g) for g in range(size)]
+                [derive_seed(train.seed, purpose, step, first + t, task.id, g) for g in range(size)]
                 for t, task in enumerate(tasks)
             ]
-            loaded = self.loaded
             rollouts = collect(
                 self.engine, loaded.tokenizer, loaded.eos_ids, item.env, tasks, size, item.sampling, seeds,
                 item.components, timing,
             )  # fmt: skip
             parts = [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
+            shaping = self._shaping(item)
             groups += [
-                make_group(part, train.advantage, train.mask_truncated, item.sampling.temperature) for part in parts
+                make_group(part, train.advantage, train.mask_truncated, item.sampling.temperature, shaping)
+                for part in parts
             ]
         return groups
+
+    def _updated_rates(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the running pass rates after a step; nothing is kept without a curriculum."""
+        if self.config.train.curriculum == "none":
+            return {}
+        rates = dict(self.progress.pass_rates)
+        for group in groups:
+            task = group.rollouts[0].task
+            scores = [rollout.score for rollout in group.rollouts if rollout.score.counts]
+            if scores:
+                key, right = f"{task.env}/{task.id}", sum(score.failure is None for score in scores) / len(scores)
+                rates[key] = updated_rate(rates.get(key), right)
+        return rates
+
+    def _shaping(self, item: TrainingEnv) -> Shaping:
+        return Shaping.of(self.config.train, item.sampling.max_tokens)
 
     def _store(self, step: int, groups: Sequence[Group]) -> dict[str, list[Group]]:
         """Write the step's rollouts; return the groups by environment."""
@@ -244,16 +415,19 @@ class Trainer:
         return save_adapter(self.model, self.folder / "adapters" / f"step_{step}")
 
 
-def make_group(rollouts: Sequence[Rollout], advantage: str, mask_truncated: bool, temperature: float) -> Group:
-    """Return a group with advantages; failed rollouts, and masked truncated ones, stay outside baseline and loss."""
+def _of_env(rates: Mapping[str, float], env: str) -> dict[str, float]:
+    """Return the pass rates of one environment by task id."""
+    prefix = f"{env}/"
+    return {key.removeprefix(prefix): rate for key, rate in rates.items() if key.startswith(prefix)}
 
-    def counts(rollout: Rollout) -> bool:
-        cut = rollout.completion.finish_reason is FinishReason.LENGTH
-        return rollout.score.counts and not (mask_truncated and cut)
 
-    outside = frozenset(index for index, rollout in enumerate(rollouts) if not counts(rollout))
-    rewards = [None if index in outside else rollout.score.reward for index, rollout in enumerate(rollouts)]
-    return Group(tuple(rollouts), tuple(group_advantages(rewards, advantage)), temperature, outside)
+def _timings(timing: Timing) -> dict[str, float]:
+    return {
+        "time/generate": timing.generate_s,
+        "time/score": timing.score_s,
+        "perf/tokens_per_s": timing.tokens / max(timing.generate_s, 1e-9),
+        "perf/peak_memory_mb": peak_memory_mb(),
+    }
 
 
 def peak_memory_mb() -> float:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from harness.config.schema import TrainSection
-from harness.core.errors import DivergedError
-from harness.inference.tree import ATTENTION, TreeBatch, common_prefix
-from harness.training.batches import Group, micro_batch, split_groups
-from harness.training.losses import dapo_loss
+from harness.core.errors import ConfigError, DivergedError
+from harness.inference.tree import ATTENTION, TreeBatch
+from harness.training.batches import Group, MicroBatch, Plan, micro_batch, plan_passes
+from harness.training.losses import LossInputs, LossOutput, Totals, policy_loss
+from harness.training.room import Room, in_passes_that_fit
 
 LOGIT_CHUNK = 512
 """Completion tokens whose logits exist at the same time."""
@@ -23,10 +28,16 @@ LOGIT_CHUNK = 512
 
 @dataclass(slots=True)
 class StepStats:
-    """Sums over the tokens of a step; `metrics` turns them into means."""
+    """Sums over the tokens of a step; `metrics` turns them into means.
+
+    `kl_reference` and `corrected` stay None in a run that has no reference and no importance correction, and
+    `microbatch_tokens`, the budget of a pass, until memory ran out.
+    """
 
     tokens: int = 0
     loss: float = 0.0
+    kl_reference: float | None = None
+    corrected: float | None = None
     entropy: float = 0.0
     kl_sampler: float = 0.0
     logprob_gap: float = 0.0
@@ -34,10 +45,31 @@ class StepStats:
     grad_norm: float = 0.0
     updates: int = 0
     computed_tokens: int = 0
+    out_of_memory: int = 0
+    microbatch_tokens: int | None = None
+
+    def add(self, batch: MicroBatch, logprobs: Tensor, loss: float, entropy: float, out: LossOutput) -> None:
+        """Add one pass.
+
+        Args:
+            logprobs: (M,) without gradient.
+            loss: with the entropy bonus.
+            entropy: sum over the tokens, in nats.
+            out: what the policy loss counted.
+        """
+        gap = logprobs - batch.sampler_logprobs
+        self.tokens += len(gap)
+        self.loss += loss
+        self.entropy += entropy
+        self.kl_sampler += float((gap.exp() - 1 - gap).sum())
+        self.logprob_gap += float(gap.abs().sum())
+        self.clipped += float(out.clipped)
+        self.computed_tokens += batch.tree.tokens
 
     def metrics(self) -> dict[str, float]:
         """Return per-token means and the last gradient norm, by metric key."""
         count = max(self.tokens, 1)
+        optional = {"train/kl_reference": self.kl_reference, "train/importance_cut_share": self.corrected}
         return {
             "train/loss": self.loss,
             "train/entropy": self.entropy / count,
@@ -46,6 +78,9 @@ class StepStats:
             "train/clipped_share": self.clipped / count,
             "optim/grad_norm": self.grad_norm,
             "perf/tree_tokens": float(self.computed_tokens),
+            **{key: value / count for key, value in optional.items() if value is not None},
+            **({"perf/out_of_memory": float(self.out_of_memory)} if self.out_of_memory else {}),
+            **({"perf/microbatch_tokens": float(self.microbatch_tokens)} if self.microbatch_tokens else {}),
         }
 
 
@@ -83,43 +118,124 @@ def tree_logprobs(causal_lm: Any, tree: TreeBatch, temperatures: Tensor) -> tupl
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def accumulate_gradient(causal_lm: Any, groups: Sequence[Group], section: TrainSection, stats: StepStats) -> None:
+def accumulate_gradient(
+    causal_lm: Any,
+    groups: Sequence[Group],
+    section: TrainSection,
+    stats: StepStats,
+    max_tokens: int | None = None,
+    old_logprobs: Mapping[int, Tensor] | None = None,
+    plan: Plan | None = None,
+    room: Room | None = None,
+) -> None:
     """Add the gradient of the batch loss over `groups` to the parameters, micro-batch by micro-batch.
 
-    The denominator is the token count of all groups, so the result does not depend on how they
-    are split.
+    The denominators are counts of all groups, so the result does not depend on how they are split. A batch
+    without a token in the loss adds nothing.
 
     Args:
         causal_lm: the model inside the adapter wrapper.
         groups: one optimizer batch.
         section: loss, clipping and token budget.
         stats: sums are added to it.
+        max_tokens: length limit of a completion; the loss `dr_grpo` needs it.
+        old_logprobs: by `id` of a rollout, what the ratio is taken against; None takes the current policy in a batch
+            of one update, else what the sampler reported.
+        plan: the passes; None makes them for the section's budget.
+        room: checks that a pass fits before it is begun.
+
+    Raises:
+        NoRoomError: a pass would not fit.
     """
     causal_lm.set_attn_implementation(ATTENTION)
-    parameter = next(p for p in causal_lm.parameters() if p.requires_grad)
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    prompts = [group.prompt for group in groups]
-    root = common_prefix(prompts) if len(prompts) > 1 else 0
-    active = sum(group.completion_tokens for group in groups)
-    for part in split_groups(groups, root, section.microbatch_tokens):
-        batch = micro_batch(part, root, parameter.device, dtype)
+    totals = batch_totals(groups, max_tokens)
+    for batch in passes(causal_lm, plan or _planner(groups, section)(section.microbatch_tokens)):
+        if room is not None:
+            _check_room(room, causal_lm, batch, section)
+        reference = None
+        if section.kl_beta:
+            with adapters_off(causal_lm):
+                reference = _frozen_logprobs(causal_lm, batch)
         logprobs, entropies = tree_logprobs(causal_lm, batch.tree, batch.temperatures)
         # one update per batch is on-policy by construction: the ratio is exactly 1
         old = logprobs.detach() if section.minibatches == 1 else batch.sampler_logprobs
-        out = dapo_loss(logprobs, old, batch.advantages, active, section.clip_low, section.clip_high)
+        if old_logprobs is not None:
+            old = torch.cat([old_logprobs[id(rollout)] for rollout in batch.rollouts])
+        inputs = LossInputs(logprobs, old, batch.advantages, batch.lengths, batch.sampler_logprobs, reference)
+        out = policy_loss(inputs, totals, section)
         loss = out.loss
         if section.entropy_beta:
-            loss = loss - section.entropy_beta * entropies.sum() / max(active, 1)
+            loss = loss - section.entropy_beta * entropies.sum() / max(totals.tokens, 1)
         loss.backward()
+        stats.add(batch, logprobs.detach(), float(loss.detach()), float(entropies.detach().sum()), out)
+        if section.kl_beta:
+            stats.kl_reference = (stats.kl_reference or 0.0) + float(out.kl)
+        if section.importance != "none":
+            stats.corrected = (stats.corrected or 0.0) + float(out.corrected)
+
+
+def batch_totals(groups: Sequence[Group], max_tokens: int | None) -> Totals:
+    """Return the denominators of an optimizer batch."""
+    counts = [sum(rollout.sampled) for group in groups for rollout, _ in group.trained]
+    return Totals(sum(counts), sum(count > 0 for count in counts), max_tokens)
+
+
+def _planner(groups: Sequence[Group], section: TrainSection) -> Callable[[int], Plan]:
+    """Return what makes the passes of a batch from their budget.
+
+    Rollouts without advantage are left out where nothing else gives them a gradient.
+    """
+    skip_idle = not (section.entropy_beta or section.kl_beta)
+    return partial(plan_passes, groups, skip_idle=skip_idle)
+
+
+def passes(causal_lm: Any, plan: Plan) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of a plan."""
+    parameter = next(p for p in causal_lm.parameters() if p.requires_grad)
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    for part in plan.parts:
+        yield micro_batch(part, plan.root, parameter.device, dtype)
+
+
+def _check_room(room: Room, causal_lm: Any, batch: MicroBatch, section: TrainSection) -> None:
+    def forward(tree: TreeBatch) -> Tensor:
+        return tree_logprobs(causal_lm, tree, batch.temperatures.new_ones(len(tree.target_ids())))[0]
+
+    logits = min(len(batch.advantages), LOGIT_CHUNK)
+    room.check(causal_lm, batch.tree, logits, forward, section.activation_checkpointing)
+
+
+def _old_logprobs(causal_lm: Any, plan: Plan) -> dict[int, Tensor]:
+    """Return the log probabilities of every rollout under the policy as it is, by `id` of the rollout."""
+    found = {}
+    for batch in passes(causal_lm, plan):
+        pieces = _frozen_logprobs(causal_lm, batch).split(list(batch.lengths))
+        found |= {id(rollout): piece for rollout, piece in zip(batch.rollouts, pieces, strict=True)}
+    return found
+
+
+def _frozen_logprobs(causal_lm: Any, batch: MicroBatch) -> Tensor:
+    """Return (M,) log probabilities without gradient and without dropout."""
+    training = causal_lm.training
+    causal_lm.eval()
+    try:
         with torch.no_grad():
-            gap = logprobs - batch.sampler_logprobs
-            stats.tokens += len(gap)
-            stats.loss += float(loss)
-            stats.entropy += float(entropies.sum())
-            stats.kl_sampler += float((gap.exp() - 1 - gap).sum())
-            stats.logprob_gap += float(gap.abs().sum())
-            stats.clipped += float(out.clipped)
-            stats.computed_tokens += batch.tree.tokens
+            return tree_logprobs(causal_lm, batch.tree, batch.temperatures)[0]
+    finally:
+        causal_lm.train(training)
+
+
+@contextmanager
+def adapters_off(causal_lm: Any) -> Iterator[None]:
+    """Let a model answer without its adapters for the duration of a block: the reference of the KL term."""
+    layers = [module for module in causal_lm.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def update_policy(
@@ -129,26 +245,76 @@ def update_policy(
     groups: Sequence[Group],
     section: TrainSection,
     max_grad_norm: float,
+    max_tokens: int | None = None,
+    room: Room | None = None,
 ) -> StepStats:
     """Run the optimizer updates of one step on its groups.
 
     Args:
         parameters: the trainable ones, whose joint gradient norm is clipped to `max_grad_norm`.
         groups: with spread; none means no update.
+        max_tokens: length limit of a completion; the loss `dr_grpo` needs it.
+        room: the budget of a pass, lowered when memory runs out; None begins with `train.microbatch_tokens`.
 
     Raises:
         DivergedError: when the gradient is not finite; parameters keep their last good values.
+        MemoryError, RuntimeError: not even a pass of one rollout fits.
     """
     stats = StepStats()
+    room = room or Room(section.microbatch_tokens)
+    lowered = room.lowered
     causal_lm.train()  # the engine samples without dropout
+    checkpoint_activations(causal_lm, section.activation_checkpointing)
+    causal_lm.set_attn_implementation(ATTENTION)
     count = min(section.minibatches, len(groups))
-    for index in range(count):
-        optimizer.zero_grad(set_to_none=True)
-        accumulate_gradient(causal_lm, groups[index::count], section, stats)
+    batches = [groups[index::count] for index in range(count)]
+    old: list[dict[int, Tensor] | None] = [None] * count
+    if section.importance != "none" and count > 1:
+        # the weight corrects from the sampler to the policy before the first update, the ratio goes on from there
+        action = partial(_old_logprobs, causal_lm)
+        old = [in_passes_that_fit(room, _planner(part, section), action) for part in batches]
+    for part, old_logprobs in zip(batches, old, strict=True):
+        settings = (part, section, stats, max_tokens, old_logprobs)
+        stats = in_passes_that_fit(
+            room, _planner(part, section), partial(_fresh_gradient, causal_lm, optimizer, settings, room)
+        )
         stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
         if not math.isfinite(stats.grad_norm):
             raise DivergedError("the gradient is not finite", "lower optimizer.learning_rate or lora.alpha")
         optimizer.step()
         stats.updates += 1
     optimizer.zero_grad(set_to_none=True)
+    stats.out_of_memory = room.lowered - lowered
+    stats.microbatch_tokens = room.tokens if room.lowered else None
     return stats
+
+
+def _fresh_gradient(
+    causal_lm: Any, optimizer: torch.optim.Optimizer, settings: tuple[Any, ...], room: Room, plan: Plan
+) -> StepStats:
+    """Compute the gradient of a batch from nothing; return the sums before it with those of the batch added."""
+    part, section, before, max_tokens, old_logprobs = settings
+    optimizer.zero_grad(set_to_none=True)
+    stats: StepStats = replace(before)
+    accumulate_gradient(causal_lm, part, section, stats, max_tokens, old_logprobs, plan, room)
+    return stats
+
+
+def checkpoint_activations(causal_lm: Any, on: bool) -> None:
+    """Let the layers keep only their inputs and compute the rest again in the backward pass, or everything.
+
+    Not reentrant: the inputs of a model whose own weights are frozen need no gradient, and the reentrant form then
+    gives the adapters none (TRL#2671).
+
+    Raises:
+        ConfigError: the model is not made of layers that transformers can compute twice.
+    """
+    layers = [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if on and not layers:
+        raise ConfigError(
+            f"the layers of {type(causal_lm).__name__} cannot be computed twice",
+            "set train.activation_checkpointing = false",
+        )
+    for layer in layers:
+        layer.gradient_checkpointing = on
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

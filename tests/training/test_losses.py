@@ -15,7 +15,7 @@ from harness.core.types import Completion, FinishReason  # noqa: E402
 from harness.inference.engine import TransformersEngine  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
 from harness.training.batches import Group, split_groups  # noqa: E402
-from harness.training.losses import dapo_loss  # noqa: E402
+from harness.training.losses import LossInputs, Totals, policy_loss  # noqa: E402
 from harness.training.optimizer import build_optimizer  # noqa: E402
 from harness.training.policy import StepStats, accumulate_gradient, update_policy  # noqa: E402
 from tests.torch_support import loaded, tiny_llama, with_adapter  # noqa: E402
@@ -24,6 +24,12 @@ from tests.training.reference import naive_logprobs, random_group, relative_diff
 
 def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
+
+
+def dapo_loss(logprobs, old, advantages, active, low, high):
+    inputs = LossInputs(logprobs, old, advantages, [len(logprobs)])
+    section = TrainSection(clip_low=low, clip_high=high)
+    return policy_loss(inputs, Totals(active, 1), section)
 
 
 def naive_loss(logprobs, old, advantages, active, low, high):
