@@ -110,4 +110,4 @@ def test_without_a_tree_the_window_holds_too(window):
     model.set_attn_implementation(ATTENTION)
     ours = model(input_ids=ids, use_cache=False).logits
     model.set_attn_implementation("eager")
-    assert (ours - model(input_ids=ids, use_cache=False).logits).abs().max() < 1e-9
+    assert (ours - model(input_ids=ids, use_cache=False).logits).abs().max() < 1e-6

@@ -18,6 +18,7 @@ from tests.chat_support import EOT, IM_END, QWEN_LIKE, THOUGHTLESS, chat_tokeniz
 
 TOKENIZER = chat_tokenizer(QWEN_LIKE)
 ENDS = frozenset({IM_END, EOT})
+OPENING = len(render_chat(TOKENIZER, Calculator().start(Calculator().tasks("train")[0]).messages))
 
 
 class Scripted:
@@ -112,7 +113,7 @@ def test_the_conversation_equals_a_full_render_of_its_text():
         ([["calc: 1|"], ["calc: 2+"]], {}, FinishReason.LENGTH, 2),
         ([["calc: 1|"], ["calc: 2|"]], {"turns": 2}, FinishReason.MAX_TURNS, 2),
         ([["calc: 1|"]], {"turns": 1}, FinishReason.MAX_TURNS, 1),
-        ([["calc: 1|"]], {"context": 200}, FinishReason.CONTEXT, 1),
+        ([["calc: 1|"]], {"context": OPENING + 45}, FinishReason.CONTEXT, 1),
     ],
 )
 def test_how_episodes_end(calls, settings, finish, turns):
@@ -134,7 +135,7 @@ def test_truncated_episodes_are_masked_by_tokens_not_by_turns():
     rollouts = play(Scripted(["answer: 33|", "calc: 1|", "cut"], ["calc: 2|"]), n=3, turns=2)
     group = make_group(rollouts, "mean", True, 0.7)
     assert group.outside == frozenset({2})
-    (short,) = play(Scripted(["calc: 1|"]), context=200)
+    (short,) = play(Scripted(["calc: 1|"]), context=OPENING + 45)
     assert make_group([short, rollouts[0]], "mean", True, 0.7).outside == frozenset({0})
 
 
