@@ -246,3 +246,30 @@ def test_sampling_later_turns_is_sampling_from_the_whole_episode():
     same = next(r for r in rollouts(torch.float64) if (r.group, r.index) == ("train-01", 1))
     assert [s.token_ids for s in one.segments] == [s.token_ids for s in same.segments]
     assert isinstance(one.segments[1], Segment) and not one.segments[1].sampled
+
+
+@pytest.mark.slow
+def test_embedded_model_four_turns():
+    """The same on the embedded model with its own template, in float32."""
+    from harness.config.schema import ModelSection
+    from harness.core.errors import HarnessError
+    from harness.inference.models import load_model
+
+    try:
+        own = load_model(ModelSection(dtype="float32", device="cpu"))
+    except HarnessError as error:
+        pytest.skip(f"the embedded model is not here: {error}")
+    wrapped = with_adapter(own.model, rank=16, scale=0.01)
+    engine, env = TransformersEngine(own, wrapped), Calculator()
+    sampling, seeds = Sampling(48, TEMPERATURE, 1024, TURNS), [[1, 2, 3], [4, 5, 6]]
+    played = collect(engine, own.tokenizer, own.eos_ids, env, env.tasks("train")[:2], 3, sampling, seeds)
+    parts = [Group(tuple(played[i : i + 3]), (0.5, -0.25, -0.25), TEMPERATURE) for i in (0, 3)]
+    base, root = wrapped.get_base_model(), common_prefix([part.prompt for part in parts])
+    gaps = {}
+    for budget in (100_000, 1):
+        found = in_trees(base, split_groups(parts, root, budget), root)
+        gaps[budget] = max(float((found[r.group, r.index] - reported(r)).abs().max()) for r in played)
+    gaps["alone"] = max(float((alone(base, r).detach() - reported(r)).abs().max()) for r in played)
+    print(f"turns {[r.turns for r in played]}, largest gap in nats: {gaps}")
+    assert max(r.turns for r in played) >= 3
+    assert max(gaps.values()) <= 1e-4
