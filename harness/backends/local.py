@@ -22,6 +22,7 @@ from harness.core.canonical import sha256_file
 from harness.core.errors import ConfigError, HarnessError, InfraError, RefusedError, StoppedError
 from harness.core.failures import rule_for
 from harness.core.files import atomic_write, file_lock
+from harness.core.numbers import number_or_none
 from harness.core.paths import cache_dir
 from harness.core.redact import redact
 from harness.core.signals import held_signals
@@ -35,6 +36,7 @@ from harness.inference.models import LoadedModel, load_model, pick_device, pick_
 from harness.ledger import Ledger, NewEvent, RunState, State, this_process
 from harness.ledger.life import liveness
 from harness.ledger.recover import check_known, close, closing_data
+from harness.ledger.results import current_evals
 from harness.ledger.superseded import current_rows, read_rows
 from harness.program import Program, read_context
 from harness.program.documents import Context
@@ -43,6 +45,7 @@ from harness.rollouts.collect import Sampling
 from harness.training.checkpoints import Numerics, checkpoint_steps, read_manifest
 from harness.training.loop import Trainer, TrainingEnv
 from harness.training.tasks import TaskStream
+from harness.training.watchdogs import paired
 
 Report = Callable[[dict[str, Any]], None]
 WAIT_FOREVER_S = 10.0**9
@@ -57,6 +60,7 @@ class Attempt:
         resumed_from: step of the checkpoint it starts from; None for a start at step 0.
         trainer: once everything is loaded; knows how far the attempt came, however it ends.
         tokens_before: tokens that the attempts before it had sampled up to that checkpoint.
+        anyway: train although the preflight says that nothing can be learned.
     """
 
     program: Program
@@ -69,6 +73,7 @@ class Attempt:
     began: float = field(default_factory=time.monotonic)
     trainer: Trainer | None = None
     tokens_before: int = 0
+    anyway: bool = False
 
     @property
     def folder(self) -> Path:
@@ -76,7 +81,9 @@ class Attempt:
         return self.program.run_dir(self.plan.run)
 
 
-def launch(program: Program, run: str, *, resume: bool, wait: bool = False, on_progress: Report) -> Outcome:
+def launch(
+    program: Program, run: str, *, resume: bool, wait: bool = False, anyway: bool = False, on_progress: Report
+) -> Outcome:
     """Train a run on this machine and evaluate it on the frozen protocol.
 
     Args:
@@ -84,10 +91,11 @@ def launch(program: Program, run: str, *, resume: bool, wait: bool = False, on_p
         run: run id.
         resume: continue from the last checkpoint; without it an unfinished attempt is refused.
         wait: wait for the device instead of giving up at once.
+        anyway: train although the preflight says that nothing can be learned.
         on_progress: called with `phase`, `step`, `steps` and numbers.
 
     Returns:
-        How the attempt ended: completed, or stopped by a budget.
+        How the attempt ended: completed, or stopped by a budget or a watchdog.
 
     Raises:
         RefusedError, ConfigError, NotFoundError: a rule or a page says no; nothing was started.
@@ -102,6 +110,7 @@ def launch(program: Program, run: str, *, resume: bool, wait: bool = False, on_p
         # A signal between `started` and the block that records how the attempt ends would leave it open for ever.
         with held_signals() as let_signals_through:
             attempt = _start(program, plan, ledger, facts, resumed_from, on_progress)
+            attempt.anyway = anyway
             with _recorded(attempt) as result:
                 let_signals_through()
                 result.update(_train(attempt))
@@ -262,11 +271,21 @@ def _finish(attempt: Attempt, result: Mapping[str, Any]) -> None:
         "sampled_tokens": trainer.progress.tokens - attempt.tokens_before if trainer else 0,
         "metrics_sha": sha256_file(metrics) if metrics.is_file() else None,
         "adapter_sha": result.get("adapter_sha"),
-        "summary": {"zero_spread_last5": sum(last) / len(last) if last else None},
+        "summary": {"zero_spread_last5": sum(last) / len(last) if last else None} | _seen(trainer),
     }
     data |= {key: result[key] for key in ("outcome", "failure", "reason")}
     attempt.ledger.append(attempt.plan.run, "finished", data)
     attempt.report({"phase": "finished", "message": f"{result['outcome']} {result['reason'] or ''}".strip()})
+
+
+def _seen(trainer: Trainer | None) -> dict[str, Any]:
+    """Return what watchdogs and preflight found, for the record; nothing when they found nothing."""
+    found: dict[str, Any] = {}
+    if trainer and trainer.watchdog.findings:
+        found["watchdog"] = [finding.to_json() for finding in trainer.watchdog.findings]
+    if trainer and trainer.preflight:
+        found["preflight"] = trainer.preflight.metrics()
+    return found
 
 
 def _train(attempt: Attempt) -> dict[str, Any]:
@@ -292,6 +311,9 @@ def _train(attempt: Attempt) -> dict[str, Any]:
             recorder, suites, prompts, engine, loaded, step, sha, attempt.context, report
         ),
         report=report,
+        heldout=lambda: paired(_current_evals(attempt), attempt.context.eval.confidence),
+        anyway=attempt.anyway,
+        spent_s=_seconds_before(attempt) + time.monotonic() - attempt.began,
     )
     if attempt.resumed_from is not None:
         trainer.resume()
@@ -299,6 +321,18 @@ def _train(attempt: Attempt) -> dict[str, Any]:
     progress = trainer.run()
     adapter = attempt.folder / "adapters" / f"step_{progress.step}" / WEIGHTS
     return {"adapter_sha": sha256_file(adapter)}
+
+
+def _current_evals(attempt: Attempt) -> list[dict[str, Any]]:
+    """Return the data of the run's evals that count, under its own prompt."""
+    run = attempt.ledger.state().runs[attempt.plan.run]
+    return [data for data in current_evals(run) if data.get("prompt") == "run"]
+
+
+def _seconds_before(attempt: Attempt) -> float:
+    """Return the seconds of the run's earlier attempts, as far as they are on record."""
+    earlier = attempt.ledger.state().runs[attempt.plan.run].attempts[:-1]
+    return sum(number_or_none(item.get("wall_s")) or 0.0 for item in earlier)
 
 
 def _training_env(section: Any, config: RunConfig, prompts: Mapping[str, dict[str, str] | None]) -> TrainingEnv:

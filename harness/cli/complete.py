@@ -28,6 +28,8 @@ RUN_ARGUMENTS = {
     "log": 1,
     "lineage": 1,
     "rollouts": 1,
+    "watch": 1,
+    "prune": 1,
     "wait": 1,
     "stop": 1,
     "recover": 1,

@@ -44,6 +44,9 @@ def launch(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the device instead of exit code 75.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Train in the background and return at once.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Train although no group of the base model has spread.")
+    ] = False,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Say time and memory from shapes; train nothing.")
     ] = False,
@@ -52,8 +55,9 @@ def launch(
     """Train a run and evaluate it on the frozen protocol.
 
     Checks the change set again, evaluates before the first step, at every interval and at the end, and
-    appends everything to the ledger. Exit code 0 completed, 4 stopped by a budget, 71 the machine failed,
-    75 the device is in use, 130 interrupted; --resume continues after any of them.
+    appends everything to the ledger. Exit code 0 completed, 2 refused (the base model gives nothing to learn
+    from, say), 4 stopped by a budget or a watchdog, 71 the machine failed, 75 the device is in use, 130
+    interrupted; --resume continues after any of them.
     """
     from harness.backends.launch import prepare_launch
 
@@ -72,8 +76,8 @@ def launch(
         data = mutation_document(run, applied=False, dry_run=True, detail=detail)
         return Result(data, lambda: _plan_lines(detail))
     if detach:
-        return _detach(here, run, resume, wait)
-    return _train(here, run, resume, wait, detail)
+        return _detach(here, run, resume, wait, anyway)
+    return _train(here, run, resume, wait, anyway, detail)
 
 
 def plan_detail(here: Program, plan: Launch, found: RunState, resume: bool) -> dict[str, Any]:
@@ -124,7 +128,7 @@ def _refuse_running(here: Program, found: RunState) -> None:
     )
 
 
-def _train(here: Program, run: str, resume: bool, wait: bool, detail: dict[str, Any]) -> Result:
+def _train(here: Program, run: str, resume: bool, wait: bool, anyway: bool, detail: dict[str, Any]) -> Result:
     """Train in this process."""
     quiet_libraries()
     from harness.backends.local import launch as execute
@@ -136,7 +140,7 @@ def _train(here: Program, run: str, resume: bool, wait: bool, detail: dict[str, 
         narrate(f"launching {run}, attempt {detail['attempt']}: {detail['steps']} steps; pid {os.getpid()}")
     try:
         with progress(run) as report:
-            outcome = str(execute(here, run, resume=resume, wait=wait, on_progress=report))
+            outcome = str(execute(here, run, resume=resume, wait=wait, anyway=anyway, on_progress=report))
     except BusyError as error:
         raise BusyError(error.message, f"`harness launch {run} --wait` waits for the device") from error
     finally:
@@ -154,7 +158,7 @@ def _train(here: Program, run: str, resume: bool, wait: bool, detail: dict[str, 
     return Result(data, lines, codes.get(outcome, ExitCode.INFRA))
 
 
-def _detach(here: Program, run: str, resume: bool, wait: bool) -> Result:
+def _detach(here: Program, run: str, resume: bool, wait: bool, anyway: bool) -> Result:
     """Start `harness launch` in a session of its own and record which process it is."""
     import harness
     from harness.core.files import atomic_write
@@ -163,7 +167,8 @@ def _detach(here: Program, run: str, resume: bool, wait: bool) -> Result:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     log = here.run_dir(run) / "logs" / f"detached-{stamp}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    flags = [*(["--resume"] if resume else []), *(["--wait"] if wait else [])]
+    asked = {"--resume": resume, "--wait": wait, "--anyway": anyway}
+    flags = [flag for flag, set_ in asked.items() if set_]
     package = str(Path(harness.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {

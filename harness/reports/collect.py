@@ -222,7 +222,14 @@ def _attempt(number: int, row: Mapping[str, Any]) -> AttemptRow:
         wall_s=None if wall is None else decode_number(wall),
         tokens=None if tokens is None else int(tokens),
         step=None if step is None else int(step),
+        marks=_marks(row.get("summary") or {}),
     )
+
+
+def _marks(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the watchdogs' findings that did not stop an attempt; what did is its reason."""
+    found = [item for item in summary.get("watchdog") or () if item.get("action") == "mark"]
+    return tuple(f"{item.get('rule')} at step {item.get('step')}: {item.get('reason')}" for item in found)
 
 
 def _capture(events: Iterable[Event], summary: Mapping[str, Any]) -> dict[str, str]:

@@ -110,6 +110,8 @@ class AttemptRow:
     wall_s: float | None
     tokens: int | None
     step: int | None
+    marks: tuple[str, ...] = ()
+    """What the watchdogs marked without stopping the attempt."""
 
 
 @dataclass(frozen=True, slots=True)

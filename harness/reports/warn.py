@@ -48,6 +48,7 @@ def _evidence(data: ReportData) -> list[str]:
     if data.attempts and data.attempts[-1].outcome not in ("completed", "not finished"):
         last = data.attempts[-1]
         found.append(f"The last attempt ended as {last.outcome}{': ' + last.reason if last.reason else ''}.")
+    found += [f"A watchdog marked the run: {text}." for text in (data.attempts[-1].marks if data.attempts else ())]
     return found
 
 

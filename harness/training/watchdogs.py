@@ -323,6 +323,11 @@ class Watchdog:
         return self.findings[-1:]
 
 
+def marks(findings: Iterable[Finding]) -> dict[str, float]:
+    """Return what a metrics row holds of findings: `watchdog/<rule>` is 1 at the step where it was seen."""
+    return {f"watchdog/{finding.rule}": 1.0 for finding in findings}
+
+
 def watched(key: str) -> str | None:
     """Return the environment whose reward, or a component of it, a metric is; None for every other metric."""
     parts = key.split("/")

@@ -22,6 +22,7 @@ from tests.launches import (
     edit_config,
     evidence,
     make_program,
+    merged_metrics,
 )
 
 pytestmark = pytest.mark.torch
@@ -196,6 +197,39 @@ def test_a_spent_time_budget_stops(launch_server, toy_program):
     assert [e["step"] for e in Ledger(toy_program.ledger).state().runs[RUN].evals] == [0]
 
 
+def test_spent_money_stops(launch_server, toy_program):
+    """An hour at this price costs more than a number holds well, so any second is too much."""
+    edit_config(toy_program, "\n[budget]\ncost = 1.0\nprice_per_hour = 1e9\n")
+    assert launch_server.launch(toy_program.root).code == 4
+    attempt = attempts(toy_program)[-1]
+    assert (attempt["outcome"], attempt["failure"], attempt["step"]) == ("stopped", None, 0)
+    assert "the budget of 1 is spent at 1e+09 an hour" in attempt["reason"]
+
+
+def test_a_watchdog_stops_a_run_and_its_resume_until_the_file_says_otherwise(launch_server, toy_program, finished):
+    """Sampler and trainer differ by rounding: a limit below that is a divergence that comes for certain."""
+    edit_config(toy_program, "\n[watchdog]\nkl_limit = 1e-30\n")
+    ended = launch_server.launch(toy_program.root)
+    assert ended.code == 4, ended
+    attempt = attempts(toy_program)[-1]
+    assert (attempt["outcome"], attempt["failure"]) == ("stopped", "model")
+    assert "the watchdog kl stops the run" in attempt["reason"] and 'watchdog.kl = "mark"' in attempt["reason"]
+    (seen,) = attempt["summary"]["watchdog"]
+    assert (seen["rule"], seen["action"], seen["step"]) == ("kl", "stop", attempt["step"])
+    row = merged_metrics(toy_program.run_dir(RUN) / "metrics.jsonl")[attempt["step"]]
+    assert row["watchdog/kl"] == 1.0
+    again = launch_server.launch(toy_program.root, "--resume")
+    assert again.code == 4
+    assert attempts(toy_program)[-1]["step"] == attempt["step"]
+    replace_config(toy_program, "kl_limit = 1e-30", 'kl_limit = 1e-30\nkl = "mark"')
+    assert launch_server.launch(toy_program.root, "--resume").code == 0
+    found, expected = evidence(toy_program), evidence(finished.program)
+    del found["metrics"], expected["metrics"]  # they hold the mark
+    assert_same_evidence(found, expected)
+    assert attempts(toy_program)[-1]["summary"]["watchdog"][0]["action"] == "mark"
+    assert_verifies(toy_program)
+
+
 def test_twenty_steps_without_spread_stop_the_run(launch_server, toy_template, tmp_path):
     model = launch_server.folder / "model"
     sets = {
@@ -203,9 +237,18 @@ def test_twenty_steps_without_spread_stop_the_run(launch_server, toy_template, t
         "train.steps": 30,
         "train.tasks_per_step": 1,
         "train.group_size": 2,
+        "train.preflight_groups": 3,
     }
     program = make_program(launch_server, tmp_path / "constant", model, sets)
-    ended = launch_server.launch(program.root)
+    refused = launch_server.launch(program.root)
+    assert refused.code == 2, refused
+    assert "0 of 3 groups of the base model have spread" in refused.error["message"]
+    assert f"harness launch {RUN} --anyway" in refused.error["hint"]
+    assert not (program.run_dir(RUN) / "metrics.jsonl").exists()
+    attempt = attempts(program)[-1]
+    assert (attempt["outcome"], attempt["failure"], attempt["step"]) == ("failed", None, 0)
+    assert attempt["summary"]["preflight"]["preflight/informative_share"] == 0.0
+    ended = launch_server.launch(program.root, "--anyway")
     assert ended.code == 4, ended
     attempt = attempts(program)[-1]
     assert (attempt["outcome"], attempt["step"]) == ("stopped", 20)

@@ -20,7 +20,7 @@ def trainer(monkeypatch, program, cli):
     calls = []
 
     def end(outcome="completed", error=None):
-        def launch(here, run, *, resume, wait, on_progress):
+        def launch(here, run, *, resume, wait, anyway, on_progress):
             calls.append({"run": run, "resume": resume, "wait": wait})
             if isinstance(error, BusyError):
                 raise error

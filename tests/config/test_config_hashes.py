@@ -7,7 +7,16 @@ CONFIG = RunConfig(hypothesis="h")
 
 
 def test_budgets_and_checkpoints_do_not_decide_what_is_learned() -> None:
-    for change in ("budget.tokens=9", "budget.wall_clock_s=60.0", "checkpoint.interval=1", "checkpoint.keep=9"):
+    for change in (
+        "budget.tokens=9",
+        "budget.wall_clock_s=60.0",
+        "budget.price_per_hour=2.5",
+        "checkpoint.interval=1",
+        "checkpoint.keep=9",
+        "watchdog.collapse=mark",
+        "watchdog.kl_limit=1.0",
+        "train.preflight_groups=0",
+    ):
         changed = set_key(CONFIG, change)
         assert config_sha(changed) != config_sha(CONFIG)
         assert learning_sha(changed) == learning_sha(CONFIG)

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from harness.core.types import Task
-from harness.training.tasks import TaskStream, environment_order
+from harness.training.tasks import Curriculum, TaskStream, environment_order, updated_rate
 
 
 def tasks(counts):
@@ -78,3 +78,44 @@ def test_shares_by_hand():
     assert environment_order({"a": 3.0, "b": 1.0}, 8) == ["a", "a", "b", "a", "a", "a", "b", "a"]
     assert environment_order({"only": 0.1}, 3) == ["only"] * 3
     assert environment_order({"a": 1.0, "b": 1.0}, 0) == []
+
+
+BAND = Curriculum(0.1, 0.9)
+
+
+def test_a_curriculum_without_rates_takes_the_tasks_as_they_come():
+    stream = TaskStream(tasks(UNEVEN), True, 3)
+    assert [BAND.choose(stream, p, {}, ()).id for p in range(60)] == [stream[p].id for p in range(60)]
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_tasks_outside_the_band_give_way_to_others_of_their_label(balance):
+    stream = TaskStream(tasks({"A": 20, "B": 20}), balance, 3)
+    rates = {f"{label}{n}": (0.0 if n < 10 else 0.5) for label in "AB" for n in range(20)}
+    drawn = [(BAND.choose(stream, p, rates, ()), stream[p]) for p in range(400)]
+    assert not balance or all(task.label == comes.label for task, comes in drawn)
+    preferred = sum(BAND.prefers(rates[task.id]) for task, _ in drawn) / 400
+    assert 0.9 < preferred < 1.0  # half of a tenth of the positions keep a task that teaches nothing now
+    kept = {task.id for task, _ in drawn if rates[task.id] == 0.0}
+    assert len(kept) > 5  # none of them is given up for good
+    assert all(task is comes for task, comes in drawn if BAND.prefers(rates[comes.id]))
+
+
+def test_a_curriculum_is_a_function_of_its_arguments_and_spares_what_the_step_has():
+    stream = TaskStream(tasks({"A": 6}), True, 1)
+    position = next(p for p in range(50) if not stream.revisits(p))
+    rates = {f"A{n}": 0.5 for n in range(6)} | {stream[position].id: 1.0}
+    first = BAND.choose(stream, position, rates, ())
+    random.seed(9)
+    assert BAND.choose(TaskStream(tasks({"A": 6}), True, 1), position, rates, ()) == first
+    second = BAND.choose(stream, position, rates, {first.id})
+    assert second.id not in (first.id, stream[position].id)
+    everything = {task.id for task in tasks({"A": 6})}
+    assert BAND.choose(stream, position, rates, everything) == stream[position]
+    assert BAND.choose(stream, position, dict.fromkeys(everything, 0.0), ()) == stream[position]
+
+
+def test_a_running_rate_forgets():
+    assert updated_rate(None, 0.25) == 0.25
+    assert updated_rate(1.0, 0.0) == 0.5
+    assert updated_rate(0.5, 0.0) == 0.25
