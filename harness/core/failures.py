@@ -88,13 +88,13 @@ EXCEPTION_RULES = (
         (Stage.ATTEMPT,),
     ),
     ExceptionRule(
-        "`DivergedError`: the gradient is not finite, or no group has spread any more",
+        "`DivergedError`: a watchdog, a gradient that is not finite, or no group with spread any more",
         _is(DivergedError),
         FailureClass.MODEL,
         Outcome.STOPPED,
         (Stage.ATTEMPT,),
     ),
-    ExceptionRule("`StoppedError`: a budget or a watchdog", _is(StoppedError), None, Outcome.STOPPED, (Stage.ATTEMPT,)),
+    ExceptionRule("`StoppedError`: a budget", _is(StoppedError), None, Outcome.STOPPED, (Stage.ATTEMPT,)),
     ExceptionRule("memory ran out: `MemoryError`, or torch says so", is_out_of_memory, FailureClass.INFRA),
     ExceptionRule(
         "`ToolError`, a refused or reset connection, an unknown host, an HTTP error", _is(*_UPSTREAM), FailureClass.TOOL

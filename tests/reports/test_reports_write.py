@@ -282,6 +282,22 @@ def test_collapse_is_said_loudly(program):
     assert "Warnings | **" in report(program)
 
 
+def test_what_a_watchdog_marked_is_a_warning(program):
+    record = Recorder(program)
+    record.add("created", created())
+    record.add("started", {"attempt": 1, "host": "h", "pid": 1, "pid_start": "1"})
+    seen = [
+        {"rule": "entropy", "action": "mark", "step": 7, "key": "k", "reason": "train/entropy fell"},
+        {"rule": "kl", "action": "stop", "step": 9, "key": "k", "reason": "train/kl_sampler is 9"},
+    ]
+    ended = {"attempt": 1, "outcome": "stopped", "reason": "the watchdog kl stops the run", "step": 9}
+    record.add("finished", ended | {"summary": {"watchdog": seen}})
+    said = warnings_of(program)
+    assert "A watchdog marked the run: entropy at step 7: train/entropy fell." in said
+    assert "The last attempt ended as stopped: the watchdog kl stops the run." in said
+    assert "train/kl_sampler is 9" not in said
+
+
 def test_one_answer_for_everything_is_a_sign_of_collapse(program):
     record = Recorder(program)
     record.add("created", created())

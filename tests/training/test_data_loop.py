@@ -27,15 +27,15 @@ UNTIMED = ("time", "perf/", "attempt")
 
 
 class Tasks:
-    """Tasks of three labels; `dead` share of them gives every reply the same reward."""
+    """Tasks of three labels; `dead` share of them gives every reply the same reward. About half of all replies pass."""
 
     version = verifier_version = "1"
     redistributable = True
 
-    def __init__(self, name="letters", dead=0.0):
+    def __init__(self, name="letters", dead=0.0, count=12):
         self.id, self.dead = name, dead
         self._train = tuple(
-            Task(f"{name}-{n:02d}", name, "train", {"w": f"w{n}"}, "A", "ABC"[n % 3], f"c{n}") for n in range(12)
+            Task(f"{name}-{n:02d}", name, "train", {"w": f"w{n}"}, "A", "ABC"[n % 3], f"c{n}") for n in range(count)
         )
 
     def components(self):
@@ -53,11 +53,11 @@ class Tasks:
     def score(self, task, episode):
         share = early_share(episode.final)
         flat = int(task.id[-2:]) < self.dead * len(self._train)
-        right = share > 0.5
+        right = sum(map(ord, episode.final)) % 2 == 0
         return Score(0.5 if flat else share, {"early": share}, failure=None if right else FailureClass.MODEL)
 
 
-def trainer(folder, steps, envs=(("letters", 1.0, 0.0),), seed=0, anyway=False, said=None, **train):
+def trainer(folder, steps, envs=(("letters", 1.0, 0.0),), seed=0, anyway=False, said=None, tasks=12, **train):
     config = RunConfig.model_validate(
         {
             "hypothesis": "h",
@@ -70,13 +70,13 @@ def trainer(folder, steps, envs=(("letters", 1.0, 0.0),), seed=0, anyway=False, 
     )
     loaded_envs = {}
     for section, (name, weight, dead) in zip(config.env, envs, strict=True):
-        env = Tasks(name, dead)
+        env = Tasks(name, dead, tasks)
         stream = TaskStream(env.tasks("train"), config.train.balance_labels, seed)
         loaded_envs[name] = TrainingEnv(section, env, stream, None, Sampling(12, 1.0, 200))
     return Trainer(
         config=config,
         config_sha="c",
-        loaded=loaded(tiny_llama(vocabulary=len(TOKENIZER)), TOKENIZER, ENDS),
+        loaded=loaded(tiny_llama(vocabulary=len(TOKENIZER), layers=1), TOKENIZER, ENDS),
         envs=loaded_envs,
         folder=folder,
         attempt=1,
@@ -141,18 +141,18 @@ def test_groups_without_spread_are_replaced_up_to_the_cap_and_a_resume_draws_the
 
 
 def test_a_curriculum_prefers_tasks_inside_the_band_and_is_part_of_the_checkpoint(tmp_path):
-    settings = {"curriculum": "pass_rate", "curriculum_low": 0.2, "curriculum_high": 0.8, "balance_labels": False}
-    whole = assert_resumes_alike(tmp_path, 14, 8, **settings)
+    band = {"curriculum_low": 0.2, "curriculum_high": 0.8}
+    whole = assert_resumes_alike(tmp_path, 10, 6, curriculum="pass_rate", balance_labels=False, tasks=6, **band)
     rates = whole.progress.pass_rates
-    assert len(rates) == 12 and all(key.startswith("letters/") and 0 <= rate <= 1 for key, rate in rates.items())
-    trainer(tmp_path / "off", 14, balance_labels=False).run()
+    assert len(rates) == 6 and all(key.startswith("letters/") and 0 <= rate <= 1 for key, rate in rates.items())
+    trainer(tmp_path / "off", 10, balance_labels=False, tasks=6).run()
     assert rollouts(tmp_path / "off") != rollouts(tmp_path / "whole")
     before = {}
     chosen = Counter()
     for step, tasks in rollouts(tmp_path / "whole").items():
         for task in dict.fromkeys(tasks):
             rate = before.get(task)
-            chosen["preferred" if rate is None or 0.2 <= rate <= 0.8 else "other"] += step > 6
+            chosen["preferred" if rate is None or 0.2 <= rate <= 0.8 else "other"] += step > 3
         for task in dict.fromkeys(tasks):
             path = tmp_path / f"whole/rollouts/step_{step}/letters.jsonl"
             group = [row["failure"] is None for row in read_rollouts(path) if row["task"] == task]
@@ -236,7 +236,7 @@ def collapsing(folder, steps, **settings):
 
     def fading(task, episode):
         made = score(task, episode)
-        return made if one.progress.step < 14 else Score(0.0, {"early": 0.0}, failure=FailureClass.MODEL)
+        return made if one.progress.step < 12 else Score(0.0, {"early": 0.0}, failure=FailureClass.MODEL)
 
     env.score = fading
     return one
@@ -247,7 +247,7 @@ def test_a_collapse_ends_the_run_with_a_checkpoint_and_a_resume_ends_at_once(tmp
     with pytest.raises(DivergedError, match="the watchdog collapse stops the run") as caught:
         collapsing(tmp_path, 40, said=said).run()
     last = rows(tmp_path)[-1]
-    assert last["watchdog/collapse"] == 1.0 and 16 <= last["step"] <= 20
+    assert last["watchdog/collapse"] == 1.0 and 14 <= last["step"] <= 18
     assert 'watchdog.collapse = "mark"' in caught.value.hint
     assert any(update["phase"] == "watchdog" for update in said)
     again = collapsing(tmp_path, 40)
