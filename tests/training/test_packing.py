@@ -110,6 +110,16 @@ def test_a_group_over_the_budget_is_spread_with_the_same_gradient(budget):
     assert relative_difference(found, naive) < 1e-6
 
 
+def test_the_order_of_groups_and_rollouts_does_not_matter():
+    wrapped = with_adapter(tiny_llama(torch.float64))
+    groups = uneven()
+    turned = [Group(g.rollouts[::-1], g.advantages[::-1], g.temperature) for g in groups[::-1]]
+    found, stats = gradient(wrapped, groups, microbatch_tokens=70, entropy_beta=0.01)
+    other, again = gradient(wrapped, turned, microbatch_tokens=70, entropy_beta=0.01)
+    assert relative_difference(other, found) < 1e-6
+    assert again.loss == pytest.approx(stats.loss, rel=1e-6)
+
+
 def test_rollouts_without_advantage_cost_nothing_and_stay_in_the_denominator():
     wrapped = with_adapter(tiny_llama(torch.float64))
     groups = uneven()
