@@ -14,13 +14,12 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from harness.config.schema import ModelSection, RunConfig
-from harness.core.errors import ConfigError, InfraError
+from harness.core.errors import ConfigError
 from harness.envs.registry import load_environment
-from harness.inference.models import EMBEDDED, pick_device, pick_dtype, resolve_model, set_threads
+from harness.inference.models import config_folder, pick_device, pick_dtype, set_threads
 from harness.program import Context
 
 CHARACTERS_PER_TOKEN = 3.6
@@ -46,6 +45,12 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     tied: bool
+    gated: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_intermediate: int = 0
+    dense_layers: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -56,6 +61,7 @@ class ModelShape:
         """
         try:
             heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+            experts = int(config.get("num_experts") or 0)
             return cls(
                 layers=int(config["num_hidden_layers"]),
                 hidden=hidden,
@@ -65,32 +71,47 @@ class ModelShape:
                 head_dim=int(config.get("head_dim") or hidden // heads),
                 vocabulary=int(config["vocab_size"]),
                 tied=bool(config.get("tie_word_embeddings", False)),
+                gated=config.get("model_type") == "afmoe",
+                experts=experts,
+                experts_per_token=int(config["num_experts_per_tok"]) if experts else 0,
+                shared_experts=int(config.get("num_shared_experts") or 0),
+                expert_intermediate=int(config["moe_intermediate_size"]) if experts else 0,
+                dense_layers=int(config.get("num_dense_layers") or 0),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"the model's config.json lacks a size: {error}", "estimate needs a decoder-only model"
             ) from error
 
-    def linears(self) -> list[tuple[int, int]]:
-        """Return (inputs, outputs) of the linear layers of one block."""
+    def linears(self) -> list[tuple[int, int, int, int]]:
+        """Return of the linear layers of all blocks: inputs, outputs, how many there are, how many a token meets."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = [(self.hidden, query), (self.hidden, key), (self.hidden, key), (query, self.hidden)]
-        return [*attention, *[(self.hidden, self.intermediate)] * 2, (self.intermediate, self.hidden)]
+        attention += [(self.hidden, query)] if self.gated else []
+        mixed = self.layers - self.dense_layers if self.experts else 0
+        found = [(i, o, self.layers, self.layers) for i, o in attention]
+        for size, there, met in (
+            (self.intermediate, self.layers - mixed, self.layers - mixed),
+            (self.expert_intermediate * self.shared_experts, mixed, mixed),
+            (self.expert_intermediate, mixed * self.experts, mixed * self.experts_per_token),
+        ):
+            found += [(self.hidden, size, there, met)] * 2 + [(size, self.hidden, there, met)]
+        return found
 
     @property
     def parameters(self) -> int:
-        """Weights in all, norms left out."""
+        """Weights in all, norms and routers left out."""
         embedding = self.vocabulary * self.hidden
-        return self.layers * sum(i * o for i, o in self.linears()) + embedding * (1 if self.tied else 2)
+        return sum(i * o * there for i, o, there, _ in self.linears()) + embedding * (1 if self.tied else 2)
 
     @property
     def multiplied(self) -> int:
         """Weights every token is multiplied with: the blocks and the output layer."""
-        return self.layers * sum(i * o for i, o in self.linears()) + self.vocabulary * self.hidden
+        return sum(i * o * met for i, o, _, met in self.linears()) + self.vocabulary * self.hidden
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of LoRA adapters of this rank on every linear layer of every block."""
-        return self.layers * sum(rank * (i + o) for i, o in self.linears())
+        return sum(rank * (i + o) * there for i, o, there, _ in self.linears())
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,21 +251,8 @@ def model_shape(section: ModelSection) -> ModelShape:
     Raises:
         NotFoundError, ConfigError, InfraError: as `inference.models.resolve_model`.
     """
-    local = section.name in EMBEDDED or os.path.isdir(os.path.expanduser(section.name)) or not section.revision
-    path = resolve_model(section.name, section.revision) / "config.json" if local else _hub_config(section)
+    path = config_folder(section.name, section.revision) / "config.json"
     return ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _hub_config(section: ModelSection) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(section.name, "config.json", revision=section.revision))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise InfraError(
-            f"cannot fetch config.json of {section.name}: {type(error).__name__}", "check the network and the id"
-        ) from error
 
 
 def measure_flops(device: Any, dtype: Any, size: int = 1024, seconds: float = 0.4) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor
 
 from harness.core.types import Completion, FinishReason
@@ -182,14 +183,21 @@ def merged_adapter(model: Any) -> Iterator[None]:
     """Fold the adapter of a PEFT model into its weights for the duration of the block.
 
     The original weight tensors are put back afterwards, so nothing is rounded by coming and going.
+
+    Raises:
+        TypeError: for a kind of layer whose adapter cannot be folded in (a quantised one); it would be left out.
     """
     originals: list[tuple[Tensor, Tensor]] = []
     try:
         for module in model.modules():
-            if isinstance(module, LoraLinear):
-                weight: Tensor = module.get_base_layer().weight  # type: ignore[assignment]
-                originals.append((weight, weight.data))
-                weight.data = weight.data + module.get_delta_weight("default").to(weight.dtype)
+            if not isinstance(module, LoraLayer):
+                continue
+            if not isinstance(module, LoraLinear | ParamWrapper):
+                raise TypeError(f"the adapter of a {type(module).__name__} cannot be merged")
+            alone = isinstance(module, ParamWrapper)  # a weight that is adapted as a parameter, not as a layer
+            weight: Tensor = module.get_param() if alone else module.get_base_layer().weight  # type: ignore[operator]
+            originals.append((weight, weight.data))
+            weight.data = weight.data + module.get_delta_weight("default").to(weight.dtype)
         with model.disable_adapter():
             yield
     finally:

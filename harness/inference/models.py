@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from harness.core.errors import ConfigError, InfraError, NotFoundError
 from harness.core.files import file_lock, fsync_dir
 from harness.core.paths import cache_dir
 
-SUPPORTED_TYPES = ("llama", "qwen2", "qwen3")
+SUPPORTED_TYPES = ("llama", "qwen2", "qwen3", "afmoe")
+"""Model types whose attention goes through the tree attention of `harness.inference.tree`."""
 BF16_ISAS = frozenset(
     ("", "ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16")
 )
 """Values of ONEDNN_MAX_CPU_ISA that leave bfloat16 instructions in use (oneDNN, CPU dispatcher control)."""
-"""Model types whose attention goes through the tree attention of `harness.inference.tree`."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,29 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):  # unlike Path.is_dir, false for a name too long to be one
         return _check_folder(folder)
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
-        return _hub_folder(name, revision)
+    if _HUB_ID.fullmatch(name):
+        return _check_folder(_fetch(name, revision, _HUB_FILES))
     raise NotFoundError(
         f"no model {name!r}",
         f"use one of {', '.join(EMBEDDED)}, a local folder, or a Hub id owner/name with a revision",
     )
 
 
-def _hub_folder(name: str, revision: str | None) -> Path:
+def config_folder(name: str, revision: str | None = None) -> Path:
+    """Return a folder with a model's config.json; of a Hub id only that is fetched, and weights may be missing.
+
+    Raises:
+        NotFoundError, ConfigError, InfraError: as `resolve_model`.
+    """
+    folder = Path(os.path.expanduser(name))
+    if name not in EMBEDDED and os.path.isdir(folder) and (folder / "config.json").is_file():
+        return folder
+    hub = name not in EMBEDDED and not os.path.isdir(folder) and _HUB_ID.fullmatch(name)
+    return _fetch(name, revision, ("config.json",)) if hub else resolve_model(name, revision)
+
+
+def _fetch(name: str, revision: str | None, files: Sequence[str]) -> Path:
+    """Fetch files of a Hub repository at a pinned commit and return their folder."""
     if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
         raise ConfigError(
             f"model {name!r} comes from the Hub but model.revision is {revision!r}",
@@ -101,8 +118,7 @@ def _hub_folder(name: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        patterns = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
-        return _check_folder(Path(snapshot_download(name, revision=revision, allow_patterns=patterns)))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise InfraError(
             f"cannot fetch {name}@{revision}: {type(error).__name__}", "check the network and the id, then try again"
@@ -246,12 +262,17 @@ def load_model(section: ModelSection) -> LoadedModel:
     try:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise InfraError(
             f"cannot load the model in {path}: {error}", "delete that folder to convert or fetch it again"
         ) from error
-    model.to(device)  # type: ignore[arg-type]
+    lacking = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
+    if lacking:  # transformers would fill them with random numbers and only warn
+        raise InfraError(f"the weights in {path} lack {lacking[0]} and {len(lacking) - 1} more", "fetch the model again")
+    model.to(device)
     model.eval()
     model.requires_grad_(False)
     return LoadedModel(model, tokenizer, eos_ids_of(model, tokenizer), dtype, device, path)
