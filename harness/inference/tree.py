@@ -29,6 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from harness.inference.prefix_attention import Part, parted_attention, tree_parts
+
 ATTENTION = "harness_tree"
 
 
@@ -59,6 +61,7 @@ class TreeBatch:
         trained: per branch and completion which tokens are predicted; None means all of them.
         captured: per layer the (key, value) of all N tokens, filled when `capture` is set.
         biases: attention masks by place, window and dtype, made once for all layers.
+        parts: who sees whom block by block, made once for all layers; see `prefix_attention`.
     """
 
     input_ids: Tensor
@@ -69,6 +72,19 @@ class TreeBatch:
     capture: bool = False
     captured: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     biases: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def depth(self) -> int:
+        """Number of tokens on the longest path."""
+        return self.root + max((b.suffix + max(b.completions, default=0) for b in self.branches), default=0)
+
+    def blocks(self) -> list[Part]:
+        """Return who sees whom, block by block."""
+        if not self.parts:
+            shapes = [(branch.start, branch.suffix, branch.completions) for branch in self.branches]
+            self.parts += tree_parts(self.root, self.tokens, shapes)
+        return self.parts
 
     @property
     def tokens(self) -> int:
@@ -114,8 +130,7 @@ class TreeBatch:
             over the root is meant.
         """
         root = self.root
-        depth = root + max((b.suffix + max(b.completions, default=0) for b in self.branches), default=0)
-        span = window if window is not None and window < depth else 0
+        span = window if window is not None and window < self.depth else 0
         if place < 0 and not span:
             return None
         key = (place, span, dtype)
@@ -266,6 +281,8 @@ def _flat_attention(
     """Attend in the flat layout; query (1, H, N, D), key and value (1, K, N, D) → (1, H, N, D)."""
     repeats = query.shape[1] // key.shape[1]
     key, value = _expand_heads(key, repeats), _expand_heads(value, repeats)
+    if query.device.type == "cpu" and (window is None or window >= tree.depth):
+        return parted_attention(query, key, value, tree.blocks(), scaling)
     root = tree.root
     root_k, root_v = key[:, :, :root], value[:, :, :root]
     pieces = []

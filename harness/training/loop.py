@@ -26,6 +26,7 @@ from harness.rollouts.store import write_rollouts
 from harness.training.batches import Group
 from harness.training.checkpoints import Numerics, Progress, checkpoint_steps, load_checkpoint, save_checkpoint
 from harness.training.grouping import Shaping, make_group, scale_groups
+from harness.training.fused import fuse_adapters
 from harness.training.metrics import append_row, rollout_metrics
 from harness.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from harness.training.policy import StepStats, update_policy
@@ -89,6 +90,7 @@ class Trainer:
     def __post_init__(self) -> None:
         seed = self.config.train.seed
         self.model = attach_lora(self.loaded.model, self.config.lora, seed)
+        fuse_adapters(self.model)
         self.parameters = trainable(self.model)
         self.optimizer = build_optimizer(self.parameters, self.config.optimizer, self.config.lora.rank)
         self.engine = TransformersEngine(self.loaded, self.model)
@@ -168,7 +170,7 @@ class Trainer:
         first, run = self.watchdog.stops[0], self.folder.name
         raise DivergedError(
             f"the watchdog {first.rule} stops the run after step {first.step}: {first.reason}",
-            f"`harness decide {run} reject --reason …`; or watchdog.{first.rule} = \"mark\" in rl/{run}.toml and "
+            f'`harness decide {run} reject --reason …`; or watchdog.{first.rule} = "mark" in rl/{run}.toml and '
             f"`harness launch {run} --resume` to go on all the same",
         )
 
@@ -310,9 +312,7 @@ class Trainer:
         self.report(_progress_row(step, self.config.train.steps, row, envs))
         self._tell(found)
 
-    def _collect(
-        self, step: int, first: int, count: int, timing: Timing, before: Sequence[Group] = ()
-    ) -> list[Group]:
+    def _collect(self, step: int, first: int, count: int, timing: Timing, before: Sequence[Group] = ()) -> list[Group]:
         """Sample `count` groups for the task positions of a step, from `first` on, after the groups `before`."""
         train = self.config.train
         start = (step - 1) * (train.tasks_per_step + train.resample_groups) + first

@@ -17,13 +17,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from harness.config.schema import TrainSection
 from harness.core.errors import ConfigError, DivergedError
+from harness.core.memory import give_back
 from harness.inference.tree import ATTENTION, TreeBatch
 from harness.training.batches import Group, MicroBatch, Plan, micro_batch, plan_passes
+from harness.training.head import CHUNK, token_statistics
 from harness.training.losses import LossInputs, LossOutput, Totals, policy_loss
 from harness.training.room import Room, in_passes_that_fit
-
-LOGIT_CHUNK = 512
-"""Completion tokens whose logits exist at the same time."""
 
 
 @dataclass(slots=True)
@@ -84,38 +83,23 @@ class StepStats:
         }
 
 
-def _chunk_logprobs(hidden: Tensor, targets: Tensor, head: Any, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    logits = head(hidden)
-    logits = logits.to(temperatures.dtype) / temperatures[:, None]
-    log_all = torch.log_softmax(logits, dim=-1)
-    entropy = -(log_all.exp() * log_all).sum(-1)
-    return log_all.gather(1, targets[:, None])[:, 0], entropy
-
-
-def tree_logprobs(causal_lm: Any, tree: TreeBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def tree_logprobs(
+    causal_lm: Any, tree: TreeBatch, temperatures: Tensor, with_entropy: bool = True
+) -> tuple[Tensor, Tensor]:
     """Return (M,) log probabilities and entropies (nats) of the completion tokens, in layout order.
 
     Args:
-        causal_lm: a transformers model that uses the tree attention.
+        causal_lm: a transformers model that uses the tree attention, with a frozen output head without bias.
         tree: the flat layout.
         temperatures: (M,) the sampler's; log probabilities are those it sampled from, in this dtype.
+        with_entropy: whether the entropies carry a gradient.
     """
     output = causal_lm.get_decoder()(
         input_ids=tree.input_ids, position_ids=tree.position_ids, use_cache=False, tree=tree
     )
     hidden = output.last_hidden_state[0, tree.prediction_index()]
-    targets = tree.target_ids()
-    head = causal_lm.get_output_embeddings()
-    pieces = []
-    for start in range(0, len(targets), LOGIT_CHUNK):
-        part = slice(start, start + LOGIT_CHUNK)
-        # logits of a chunk are computed again in the backward pass: storing them all would take
-        # tokens x vocabulary floats several times over
-        pieces.append(
-            checkpoint(_chunk_logprobs, hidden[part], targets[part], head, temperatures[part], use_reentrant=False)
-        )
-    logprobs, entropies = zip(*pieces, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    weight = causal_lm.get_output_embeddings().weight
+    return token_statistics(hidden, tree.target_ids(), weight, temperatures, with_entropy)
 
 
 def accumulate_gradient(
@@ -156,7 +140,7 @@ def accumulate_gradient(
         if section.kl_beta:
             with adapters_off(causal_lm):
                 reference = _frozen_logprobs(causal_lm, batch)
-        logprobs, entropies = tree_logprobs(causal_lm, batch.tree, batch.temperatures)
+        logprobs, entropies = tree_logprobs(causal_lm, batch.tree, batch.temperatures, bool(section.entropy_beta))
         # one update per batch is on-policy by construction: the ratio is exactly 1
         old = logprobs.detach() if section.minibatches == 1 else batch.sampler_logprobs
         if old_logprobs is not None:
@@ -194,6 +178,7 @@ def passes(causal_lm: Any, plan: Plan) -> Iterator[MicroBatch]:
     parameter = next(p for p in causal_lm.parameters() if p.requires_grad)
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     for part in plan.parts:
+        give_back()
         yield micro_batch(part, plan.root, parameter.device, dtype)
 
 
@@ -201,7 +186,7 @@ def _check_room(room: Room, causal_lm: Any, batch: MicroBatch, section: TrainSec
     def forward(tree: TreeBatch) -> Tensor:
         return tree_logprobs(causal_lm, tree, batch.temperatures.new_ones(len(tree.target_ids())))[0]
 
-    logits = min(len(batch.advantages), LOGIT_CHUNK)
+    logits = min(len(batch.advantages), CHUNK)
     room.check(causal_lm, batch.tree, logits, forward, section.activation_checkpointing)
 
 

@@ -23,11 +23,9 @@ from torch import Tensor
 from harness.core.errors import is_out_of_memory
 from harness.inference.tree import TreeBatch, build_tree
 from harness.training.batches import Plan
+from harness.training.head import COPIES
 
 PROBE_TOKENS = 64
-LOGIT_COPIES = 8
-"""Float32 copies of a chunk of logits at the peak of its backward pass: scaled, log-softmax, its exponential, their
-product, and a gradient of each."""
 MARGIN = 1.1
 """Over the counted bytes: allocator overhead, gradients of the adapters, moments of the optimizer."""
 _CGROUP = Path("/sys/fs/cgroup")
@@ -197,7 +195,7 @@ def pass_bytes(config: Any, tree: TreeBatch, logits: int, per_token: float, chec
     if checkpointing:  # the inputs of all layers in at most float32, and one layer in full
         kept = 4.0 * layers * config.hidden_size + one_layer
     masks = sum((b.stop - b.start) * (tree.root + b.stop - b.start) for b in tree.branches)
-    scores = 4 * LOGIT_COPIES * logits * int(config.vocab_size)
+    scores = 4 * COPIES * logits * int(config.vocab_size)
     # one more layer's worth for the gradients that flow through it
     return int(MARGIN * (tree.tokens * (kept + one_layer) + 4 * masks + scores))
 

@@ -14,6 +14,7 @@ from harness.inference import tree  # noqa: E402
 from harness.inference.engine import TransformersEngine  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
 from harness.inference.models import load_model  # noqa: E402
+from harness.inference.prefix_attention import Part  # noqa: E402
 from harness.training.policy import StepStats, accumulate_gradient, checkpoint_activations  # noqa: E402
 from tests.torch_support import loaded, tiny_llama, with_adapter  # noqa: E402
 from tests.training.reference import naive_gradient, random_group, relative_difference  # noqa: E402
@@ -72,15 +73,10 @@ def test_a_wrong_mask_is_noticed(monkeypatch):
     wrapped = with_adapter(tiny_llama(torch.float64))
     groups = some_groups()
 
-    def blind(suffix, rows):
-        return torch.ones(suffix + sum(rows), suffix + sum(rows)).bool().tril()
+    def blind(root, total, branches):
+        return [Part(slice(0, total), slice(0, total), True)]
 
-    from harness.inference.prefix_attention import Part
-
-    monkeypatch.setattr(tree, "_branch_mask", blind)
-    monkeypatch.setattr(
-        tree.TreeBatch, "blocks", lambda self: [Part(slice(0, self.tokens), slice(0, self.tokens), True)]
-    )
+    monkeypatch.setattr(tree, "tree_parts", blind)
     broken = tree_gradient(wrapped, groups)
     assert relative_difference(broken, naive_gradient(wrapped.get_base_model(), trainable(wrapped), groups)) > 1e-2
 
