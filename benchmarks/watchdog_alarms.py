@@ -112,7 +112,7 @@ def metrics(kind: Kind, random: np.random.Generator) -> list[Row]:
         own = random.beta(mean * kind.difficulty, (1 - mean) * kind.difficulty, kind.tasks)
         right = random.binomial(kind.group, own)
         shaped = np.minimum(right + random.binomial(kind.group - right, 0.6 * min(1.0, rate / 0.05)), kind.group)
-        accuracy, form = right.mean() / kind.group, shaped.mean() / kind.group
+        accuracy, form = float(right.mean()) / kind.group, float(shaped.mean()) / kind.group
         rows.append(
             {
                 "step": step,
@@ -192,7 +192,9 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     write("| healthy run | runs | stopped | marked |\n|---|---|---|---|")
     for name, kind in HEALTHY.items():
         write(healthy_row(name, kind, max(asked.runs // (10 if kind.steps > 500 else 1), 1)))
-    write("\n| failing run | runs | stopped | steps after it began: median, 95 % | stopped before |\n|---|---|---|---|---|")
+    write(
+        "\n| failing run | runs | stopped | steps after it began: median, 95 % | stopped before |\n|---|---|---|---|---|"
+    )
     for name, kind in FAILING.items():
         write(failing_row(name, replace(kind), asked.runs))
     for line in published(asked.published) if asked.published else ():

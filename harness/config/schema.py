@@ -30,6 +30,9 @@ class ModelSection(Section):
         "auto", description="auto: bfloat16 only where the processor computes it natively"
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where to train")
+    load: Literal["full", "nf4"] = Field(
+        "full", description="nf4: the base in 4 bits (bitsandbytes, CUDA, dense models, bfloat16)"
+    )
 
 
 class LoraSection(Section):
@@ -181,7 +184,7 @@ class WatchdogSection(Section):
     kl: Alarm = Field("stop", description="a KL divergence above kl_limit")
     entropy: Alarm = Field("mark", description="the entropy falls below entropy_floor")
     zero_spread: Alarm = Field("mark", description="the share of groups without spread reaches zero_spread_limit")
-    collapse_floor: Fraction = Field(0.1, description="share of its own level below which a series has collapsed")
+    collapse_floor: Fraction = Field(0.05, description="share of its own level below which a series has collapsed")
     collapse_alpha: Positive = Field(
         1e-3, description="chance, per series and growth of the run by a factor of e, that noise looks like a collapse"
     )

@@ -24,6 +24,8 @@ REFERENCE, FEWEST = 50, 10
 """Rows before a streak that say what is normal for a series: at most, and at least."""
 HALF = 0.5
 """Share of its level below which a row is low; a streak of low rows is what noise is tested against."""
+RARE = 1 / 3
+"""Share of low rows above which a series has no level that it could fall from."""
 TREND = 10
 """Rows at either end whose means say whether the training reward rose."""
 KL_ROWS, ENTROPY_ROWS, SPREAD_ROWS = 3, 5, 10
@@ -129,9 +131,9 @@ def collapse_reason(values: Sequence[float], reward: Sequence[float], limits: Wa
     A series that was never negative has a level: the mean of up to 50 rows before the rows that are now low. A row
     below half of it is low. k low rows at the end are a collapse when (1) rows as low were so rare before that k in
     a row are noise with a probability of at most `collapse_alpha` / n, where n counts the rows that could have begun
-    such a streak (the share of low rows before, with one more low row assumed, to the power k); (2) the last two are
-    below `collapse_floor` of the level on average; and (3) the reward fell with it, by more than three standard
-    errors: a penalty that falls to zero is no collapse.
+    such a streak (the share of low rows before, with one more low row assumed, to the power k; at most a third); (2) the
+    last half of them, and at least two, are below `collapse_floor` of the level on average; and (3) the reward fell
+    with it, by more than three standard errors: a penalty that falls to zero is no collapse.
 
     Args:
         values: the series, oldest first.
@@ -142,11 +144,13 @@ def collapse_reason(values: Sequence[float], reward: Sequence[float], limits: Wa
     if found is None:
         return None
     streak, before, level = found
-    if sum(values[-2:]) / 2 >= limits.collapse_floor * level:
+    last = values[-max(2, streak // 2) :]
+    if sum(last) / len(last) >= limits.collapse_floor * level:
         return None
     low = sum(value < HALF * level for value in before)
     chance = ((low + 1) / (len(before) + 2)) ** streak
-    if chance > limits.collapse_alpha / max(len(values) - FEWEST, 1) or not _fell(reward, streak):
+    noise = low > RARE * len(before) or chance > limits.collapse_alpha / max(len(values) - FEWEST, 1)
+    if noise or not _fell(reward, streak):
         return None
     return f"fell from {level:.3g} to {values[-1]:.3g}, {streak} steps in a row below half of what it was"
 

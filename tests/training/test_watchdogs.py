@@ -252,7 +252,7 @@ def test_each_of_the_other_rules_by_hand():
     assert told(rows_of(kl=[1e-3] * 5 + [2.5, 0.1, 4.0, 5.0])) == []
     assert told(rows_of(entropy=steady[:10] + [0.04] * 5)) == [("entropy", "mark", 15)]
     assert told(rows_of(entropy=steady[:10] + [0.1] * 20)) == []
-    assert told(rows_of(spread=[0.5] * 5 + [1.0] * 10)) == [("zero_spread", "mark", 14)]
+    assert told(rows_of(spread=[0.5] * 5 + [1.0] * 10)) == [("zero_spread", "mark", 13)]
     assert told(rows_of(spread=[0.75] * 50)) == []
     off = WatchdogSection(kl="off", non_finite="mark")
     assert told(rows_of(kl=[9.0] * 9, loss=[math.nan] * 9), limits=off) == [("non_finite", "mark", 1)]
