@@ -40,6 +40,8 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "query": Entry("query", "Ask the ledger in SQL, read-only."),
         "export": Entry("export", "Write runs, evals, events or metrics as CSV, Parquet or JSON."),
         "rollouts": Entry("rollouts", "Page through the stored rollouts of a run."),
+        "watch": Entry("watch", "Show a run's whole record to the watchdogs."),
+        "model": Entry("model", "Show what a model weighs, and check that it trains and samples as one."),
         "env": Entry("env", "List environments, show a task as the model sees it, score an answer."),
     },
     "Running processes": {
@@ -49,6 +51,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
     },
     "Upkeep": {
         "doctor": Entry("doctor", "Check this machine and this program, and say what to do."),
+        "prune": Entry("prune", "Delete checkpoints and rollouts of decided runs."),
         "amend": Entry("programs", "Record a change of GOAL.md, CONTEXT.md or PLAN.md, with the reason."),
         "import": Entry("imports", "Read runs of W&B, TensorBoard, MLflow, TRL or verifiers into the ledger."),
         "note": Entry("programs", "Add an observation to a run, or to the program, in the ledger."),
