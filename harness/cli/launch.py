@@ -18,6 +18,7 @@ from harness.cli.progress import progress, quiet_libraries
 from harness.cli.shared import DryRun, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
 from harness.cli.views import DETACHED, change_lines, read_detached, section, styled
+from harness.config.steps import effective_step, known_size, step_warning
 from harness.core.errors import BusyError, ExitCode, UsageError
 from harness.core.numbers import spell_duration
 from harness.ledger.recover import check_known
@@ -92,6 +93,8 @@ def plan_detail(here: Program, plan: Launch, found: RunState, resume: bool) -> d
         "steps": train.steps,
         "rollouts_per_step": train.tasks_per_step * train.group_size,
         "seed": train.seed,
+        "effective_step": effective_step(plan.config),
+        "step_warning": step_warning(plan.config, known_size(plan.config.model.name)),
         "model": plan.config.model.name,
         "outputs": here.relative(here.run_dir(plan.run)),
         "config_sha": data["config_sha"],
@@ -109,11 +112,17 @@ def _plan_lines(detail: dict[str, Any]) -> list[Line]:
             ("hypothesis", detail["hypothesis"]),
             ("model", detail["model"]),
             ("training", f"{detail['steps']} steps of {detail['rollouts_per_step']} rollouts, seed {detail['seed']}"),
+            ("step", f"{detail['effective_step']:.1e} (learning rate × alpha / rank)"),
             ("outputs", detail["outputs"]),
             ("config", detail["config_sha"][:12]),
         ]
     )
+    lines += _warning_lines(detail["step_warning"])
     return [*lines, *section("Changes to the parent, as they are now", change_lines(detail["changes"]))]
+
+
+def _warning_lines(warning: str | None) -> list[Line]:
+    return [(Styled("warning: ", "warn"), warning)] if warning else []
 
 
 def _refuse_running(here: Program, found: RunState) -> None:
@@ -138,6 +147,8 @@ def _train(here: Program, run: str, resume: bool, wait: bool, anyway: bool, deta
         sys.stderr.write(json.dumps(start) + "\n")
     else:
         narrate(f"launching {run}, attempt {detail['attempt']}: {detail['steps']} steps; pid {os.getpid()}")
+        for line in _warning_lines(detail["step_warning"]):
+            narrate(line)
     try:
         with progress(run) as report:
             outcome = str(execute(here, run, resume=resume, wait=wait, anyway=anyway, on_progress=report))
@@ -202,6 +213,8 @@ def _estimate(here: Program, plan: Launch) -> Result:
 
     data = estimate_launch(plan.config, read_context(here)) | {"run": plan.run, "basis": "shapes"}
     found, work, machine = data["estimate"], data["workload"], data["machine"]
+    warning = step_warning(plan.config, found["parameters"])
+    data |= {"effective_step": effective_step(plan.config), "step_warning": warning}
     available = available_memory() if machine["device"] == "cpu" else None
     data["memory_available_bytes"] = available
 
@@ -210,7 +223,7 @@ def _estimate(here: Program, plan: Launch) -> Result:
         if available is not None:
             memory += f" of {available / GIB:.1f} GiB available"
         tight = available is not None and found["memory_bytes"] > available
-        return fields(
+        shown = fields(
             [
                 ("run", f"{plan.run}: {work['steps']} steps, {work['evals']} held-out evals"),
                 (
@@ -223,7 +236,9 @@ def _estimate(here: Program, plan: Launch) -> Result:
                 ("in all", f"about {spell_duration(found['total_s'])} (from shapes; within a factor of two)"),
                 ("memory", Styled(memory + ", too little", "bad") if tight else memory),
                 ("disk", f"{found['disk_bytes'] / 2**20:.0f} MiB of adapters and checkpoints"),
+                ("step", f"{data['effective_step']:.1e} (learning rate × alpha / rank)"),
             ]
         )
+        return [*shown, *_warning_lines(warning)]
 
     return Result(data, lines)

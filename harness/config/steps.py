@@ -32,11 +32,18 @@ COLLAPSES = (
     Collapse(
         26e9,
         1e-5 * 64 / 16,
-        "Trinity Mini 26B-A3B, alpha 64, 1e-5, at the hosted default rank 16: format reward 0.00 at step 77 and "
+        "Trinity Mini 26B-A3B, alpha 64, 1e-5, rank 16 assumed: format reward 0.00 at step 77 and "
         "held-out reward 0.63 at step 50, from 0.70 (w1-alpha64-lr1e-5 of LokaHQ/Trinity-Mini-DrugProt-Think)",
     ),
 )
-"""By size. The next smaller step on record of either model did not collapse: 4e-4 and 2e-5."""
+"""By size. The next smaller step on record of either model did not collapse: 4e-4 and 2e-5. The files of the second do
+not state the rank; 16 is the trainer's default."""
+_SIZES = {"smollm2-135m": 135e6}
+
+
+def known_size(model: str) -> float | None:
+    """Return the number of weights of an embedded model by its name, without reading it; None for others."""
+    return _SIZES.get(model)
 
 
 def effective_step(config: RunConfig) -> float:

@@ -6,6 +6,7 @@ so on. What was sampled stays as it was sampled. All episodes that go on sample 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,9 +74,15 @@ class Timing:
 
 
 def score_episode(env: Environment, task: Task, episode: Episode) -> Score:
-    """Score an episode; a verifier that raises is a failure of its class (see `core.failures`), never a zero."""
+    """Score an episode; a verifier that raises is a failure of its class (see `core.failures`), never a zero.
+
+    A reward or component that is no finite number is a verifier's failure too: it would poison every mean it meets.
+    """
     try:
-        return env.score(task, episode)
+        score = env.score(task, episode)
+        if not all(map(math.isfinite, (score.reward, *score.components.values()))):
+            raise ValueError(f"a reward that is not finite: {score.reward}, {dict(score.components)}")
+        return score
     except Exception as error:  # the one place where any exception of foreign code becomes a record
         return _failed(error)
 

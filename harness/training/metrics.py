@@ -12,7 +12,7 @@ from harness.core.canonical import canonical_json, encode_non_finite
 from harness.core.errors import InfraError
 from harness.core.files import disk_hint
 from harness.core.types import FailureClass
-from harness.training.advantages import SPREAD_FLOOR, spread
+from harness.training.advantages import spread
 from harness.training.batches import Group
 
 
@@ -40,6 +40,11 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
         raise InfraError(f"cannot append to {path}: {error.strerror}", disk_hint(error)) from error
 
 
+def _component(group: Group, name: str) -> list[float | None]:
+    scores = [rollout.score for rollout in group.rollouts]
+    return [None if i in group.outside else score.components.get(name, 0.0) for i, score in enumerate(scores)]
+
+
 def rollout_metrics(by_env: Mapping[str, Sequence[Group]]) -> dict[str, float]:
     """Return what a step's groups say: rewards, components, spread, lengths, failures.
 
@@ -58,9 +63,12 @@ def rollout_metrics(by_env: Mapping[str, Sequence[Group]]) -> dict[str, float]:
         for name in sorted({key for score in scores for key in score.components}):
             values = [score.components.get(name, 0.0) for score in scores]
             metrics[f"train/{env}/component/{name}"] = sum(values) / len(values)
+            within = [spread(_component(group, name)) for group in env_groups]
+            metrics[f"train/{env}/component_spread/{name}"] = sum(within) / len(within)
     spreads = [spread(group.rewards) for group in groups]
     metrics["train/group_spread"] = sum(spreads) / len(spreads)
-    metrics["train/zero_spread_share"] = sum(s < SPREAD_FLOOR for s in spreads) / len(spreads)
+    # by advantage, not by reward: a penalty for length or normalised components may tell equal rewards apart
+    metrics["train/zero_spread_share"] = sum(not any(group.advantages) for group in groups) / len(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     metrics["train/tokens/mean"] = sum(lengths) / len(lengths)

@@ -291,6 +291,18 @@ def test_launch_dry_run_is_the_plan_of_the_next_attempt(cli, program):
     assert detail["config"]["lora"]["alpha"] == 64
     assert [change["key"] for change in detail["changes"] if change["counts"]] == ["lora.alpha"]
     assert cli("launch", "run-002", "--dry-run", "--detach").code == 2
+    config = detail["config"]
+    expected = config["optimizer"]["learning_rate"] * 64 / config["lora"]["rank"]
+    assert detail["effective_step"] == pytest.approx(expected)
+    shown = cli("launch", "run-002", "--dry-run").out
+    assert f"{expected:.1e} (learning rate × alpha / rank)" in shown
+
+
+def test_launch_warns_of_a_step_known_to_collapse(cli, program):
+    plan(cli, "--from", "run-001", "--set", "optimizer.learning_rate=1e-3")
+    detail = cli("launch", "run-002", "--dry-run", "--json").document["detail"]
+    assert "is expected to collapse" in detail["step_warning"]
+    assert "warning: the effective step" in cli("launch", "run-002", "--dry-run").out
 
 
 def test_launch_refuses_a_run_that_is_running(cli, program, monkeypatch):
