@@ -13,6 +13,7 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor
 
 from harness.core.types import Completion, FinishReason
+from harness.inference.decoder import Decoder, supports
 from harness.inference.models import LoadedModel
 from harness.inference.tree import ATTENTION, DecodeState, LayerCache, build_tree, common_prefix
 
@@ -41,6 +42,7 @@ class TransformersEngine:
         self.causal_lm = self.adapted.get_base_model() if self.adapted is not None else loaded.model
         self.causal_lm.set_attn_implementation(ATTENTION)
         self.max_rows = max_rows
+        self._decoder: Decoder | None = None
 
     @torch.inference_mode()
     def generate(
@@ -73,9 +75,13 @@ class TransformersEngine:
         # in bfloat16 a merged weight rounds the adapter away, so there it stays beside the weight
         merge = self.adapted is not None and self.loaded.dtype is not torch.bfloat16
         with merged_adapter(self.adapted) if merge else nullcontext():
-            for start in range(0, len(prompts), per_call):
-                chunk = slice(start, start + per_call)
-                results += self._generate_chunk(prompts[chunk], root, n, max_tokens, temperature, seeds[chunk])
+            self._decoder = Decoder(self.causal_lm) if supports(self.causal_lm) else None
+            try:
+                for start in range(0, len(prompts), per_call):
+                    chunk = slice(start, start + per_call)
+                    results += self._generate_chunk(prompts[chunk], root, n, max_tokens, temperature, seeds[chunk])
+            finally:
+                self._decoder = None  # it holds copies of the weights
         return results
 
     def _generate_chunk(
@@ -124,7 +130,7 @@ class TransformersEngine:
             row_k = key.new_zeros(len(prompts) * n, heads, max_tokens, size)
             root_k, root_v = key[:, :root].clone(), value[:, :root].clone()
             layers.append(LayerCache(root_k, root_v, task_k, task_v, row_k, torch.zeros_like(row_k)))
-        return DecodeState(layers, bias[:, None, None, :], n), logits
+        return DecodeState(layers, bias[:, None, None, :], n, padded=not bool(real.all())), logits
 
     def _decode(
         self,
@@ -159,9 +165,12 @@ class TransformersEngine:
                 active, tokens = active[keep], tokens[keep]
             device = self.loaded.device
             positions = (lengths[active] + step).to(device)
-            hidden = self._hidden(tokens.to(device)[:, None], positions[:, None], state)
+            if self._decoder is not None:
+                hidden = self._decoder(tokens, positions, state)
+            else:
+                hidden = self._hidden(tokens.to(device)[:, None], positions[:, None], state)[:, 0]
             state.length += 1
-            logits = self._logits(hidden[:, 0])
+            logits = self._logits(hidden)
         return rows
 
     def _logits(self, hidden: Tensor) -> Tensor:

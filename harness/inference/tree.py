@@ -232,6 +232,7 @@ class DecodeState:
 
     Args:
         pad_bias: (T, 1, 1, S) zero where a suffix token is real, -inf where it is padding.
+        padded: whether any of it is padding.
         length: tokens of each row already stored in `row_k`.
     """
 
@@ -239,6 +240,7 @@ class DecodeState:
     pad_bias: Tensor
     rows_per_task: int
     length: int = 0
+    padded: bool = True
     windows: dict[int, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
 
     def window_bias(self, window: int) -> tuple[Tensor, Tensor]:
@@ -307,49 +309,49 @@ def _flat_attention(
     return torch.cat(pieces, dim=2)
 
 
-def _decode_attention(
-    query: Tensor, key: Tensor, value: Tensor, state: DecodeState, layer: int, scaling: float, window: int | None
+def decode_attention(
+    query: Tensor, key: Tensor, value: Tensor, state: DecodeState, layer: int, scaling: float, window: int | None = None
 ) -> Tensor:
-    """Attend one new token per row; query (B, H, 1, D), key and value (B, K, 1, D) → (B, H, 1, D)."""
+    """Attend one new token per row; query (B, H, D), key and value (B, K, D) → (B, H, D).
+
+    The scores of the three levels stand task by task, (T, K, G * H / K, ·), in which root and suffix need no copy.
+    """
     cache, step = state.layers[layer], state.length
-    cache.row_k[:, :, step] = key[:, :, 0]
-    cache.row_v[:, :, step] = value[:, :, 0]
-    rows, heads, _, size = query.shape
-    kv_heads = key.shape[1]
-    repeats = heads // kv_heads
-    tasks = cache.task_k.shape[0]
-    group = rows // tasks
-    grouped = query.view(rows, kv_heads, repeats, size) * scaling
-    by_root = grouped.transpose(0, 1).reshape(kv_heads, rows * repeats, size)
-    by_task = (
-        grouped.view(tasks, group, kv_heads, repeats, size)
-        .transpose(1, 2)
-        .reshape(tasks, kv_heads, group * repeats, size)
-    )
-    first = 0 if window is None else max(0, step + 1 - window)
-    row_k, row_v = cache.row_k[:, :, first : step + 1], cache.row_v[:, :, first : step + 1]
-    task_bias = state.pad_bias if window is None else state.window_bias(window)[1]
+    cache.row_k[:, :, step] = key
+    cache.row_v[:, :, step] = value
+    rows, heads, size = query.shape
+    tasks, kv_heads = cache.task_k.shape[:2]
+    group, repeats = rows // tasks, heads // kv_heads
+    grouped = query.reshape(rows, kv_heads, repeats, size) * scaling
 
-    def from_root(tensor: Tensor) -> Tensor:
-        return tensor.view(kv_heads, rows, repeats, -1).transpose(0, 1)
+    def by_task(tensor: Tensor) -> Tensor:
+        shape = (tasks, kv_heads, group * repeats, tensor.shape[-1])
+        return tensor.reshape(tasks, group, kv_heads, repeats, -1).transpose(1, 2).reshape(shape)
 
-    def from_task(tensor: Tensor) -> Tensor:
+    def by_head(tensor: Tensor) -> Tensor:  # all tasks' rows of a head together, for the root they share
+        return tensor.transpose(0, 1).reshape(kv_heads, rows * repeats, -1)
+
+    def by_row(tensor: Tensor) -> Tensor:
         return tensor.view(tasks, kv_heads, group, repeats, -1).transpose(1, 2).reshape(rows, kv_heads, repeats, -1)
 
-    scores = [
-        from_root(by_root @ cache.root_k.transpose(1, 2)),
-        from_task(by_task @ cache.task_k.transpose(2, 3) + task_bias),
-        grouped @ row_k.transpose(2, 3),
-    ]
-    if window is not None:
-        scores[0] = scores[0] + state.window_bias(window)[0].repeat_interleave(group, dim=0)
+    first = 0 if window is None else max(0, step + 1 - window)
+    row_k, row_v = cache.row_k[:, :, first : step + 1], cache.row_v[:, :, first : step + 1]
+    queries = by_task(grouped)
+    at_suffix = queries @ cache.task_k.transpose(2, 3)
+    bias = state.pad_bias if window is None else state.window_bias(window)[1]
+    if state.padded or window is not None:
+        at_suffix += bias
+    scores = [at_suffix, by_task(grouped @ row_k.transpose(2, 3))]
+    root = cache.root_k.shape[1]
+    if root:
+        at_root = (by_head(queries) @ cache.root_k.transpose(1, 2)).view(kv_heads, tasks, -1, root).transpose(0, 1)
+        scores.append(at_root if window is None else at_root + state.window_bias(window)[0])
     widths = [score.shape[-1] for score in scores]
-    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(query.dtype)
-    at_root, at_task, at_row = weights.split(widths, dim=-1)
-    result = from_root(at_root.transpose(0, 1).reshape(kv_heads, rows * repeats, -1) @ cache.root_v)
-    task_weights = at_task.reshape(tasks, group, kv_heads, repeats, -1).transpose(1, 2)
-    result = result + from_task(task_weights.reshape(tasks, kv_heads, group * repeats, -1) @ cache.task_v)
-    return (result + at_row @ row_v).reshape(rows, heads, 1, size)
+    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(query.dtype).split(widths, -1)
+    result = weights[0] @ cache.task_v
+    if root:
+        result += (by_head(weights[2]) @ cache.root_v).view(kv_heads, tasks, -1, size).transpose(0, 1)
+    return (by_row(result) + by_row(weights[1].contiguous()) @ row_v).reshape(rows, heads, size)
 
 
 def tree_attention(
@@ -371,7 +373,8 @@ def tree_attention(
     window: int | None = getattr(module, "sliding_window", None)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if isinstance(tree, DecodeState):
-        output = _decode_attention(query, key, value, tree, module.layer_idx, scale, window)
+        one = (tensor[:, :, 0] for tensor in (query, key, value))
+        output = decode_attention(*one, tree, module.layer_idx, scale, window)[:, :, None]
     elif isinstance(tree, TreeBatch):
         if tree.capture:
             tree.captured[module.layer_idx] = (key, value)
