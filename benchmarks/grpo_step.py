@@ -97,7 +97,7 @@ def watch(child: subprocess.Popen[bytes], limits: Limits) -> str:
 def tune(python: str, work: Work, limits: Limits) -> Work:
     """Return the work with TRL's fastest setting that fits: rows per pass, then continuous batching."""
     best, seconds = None, float("inf")
-    tried = [work._replace(per_device=n) for n in (4, 8, 16, 32) if work.rows % n == 0]
+    tried = [work._replace(per_device=n) for n in (1, 2, 4, 8, 16, 32) if work.rows % n == 0]
     while tried:
         candidate = tried.pop(0)
         name = f"per_device={candidate.per_device} continuous={candidate.continuous}"
@@ -179,7 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=cores)
-    parser.add_argument("--per-device", type=int, default=8, help="TRL: rows per pass; the rest is accumulated")
+    parser.add_argument("--per-device", type=int, default=4, help="TRL: rows per pass; the rest is accumulated. 4 was the fastest")
     parser.add_argument("--microbatch-tokens", type=int, default=2048, help="harness: tokens of one pass")
     parser.add_argument("--checkpointing", action="store_true", help="TRL: gradient checkpointing, slower and smaller")
     parser.add_argument("--continuous", action="store_true", help="TRL: sample by continuous batching")

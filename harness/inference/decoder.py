@@ -5,7 +5,8 @@ between their views takes longer than the matrix products. Here query, key and v
 and up another, and products take the weight as their left factor, which the processor's matrix kernels
 multiply up to half as fast again when there are few rows.
 
-The arithmetic is that of transformers' `llama`, `qwen2` and `qwen3`; `tests/inference/test_decoder.py` holds it to that.
+The arithmetic is that of transformers' `llama`, `qwen2` and `qwen3`; `tests/inference/test_decoder.py` holds
+it to that.
 """
 
 from __future__ import annotations
