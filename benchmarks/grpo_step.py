@@ -179,7 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=cores)
-    parser.add_argument("--per-device", type=int, default=4, help="TRL: rows per pass; the rest is accumulated. 4 was the fastest")
+    parser.add_argument("--per-device", type=int, default=4, help="TRL: rows per pass, 4 was the fastest")
     parser.add_argument("--microbatch-tokens", type=int, default=2048, help="harness: tokens of one pass")
     parser.add_argument("--checkpointing", action="store_true", help="TRL: gradient checkpointing, slower and smaller")
     parser.add_argument("--continuous", action="store_true", help="TRL: sample by continuous batching")
