@@ -106,9 +106,8 @@ def tiny_tokenizer(template=CHAT_TEMPLATE):
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(special)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, chat_template=template, unk_token="<unk>", bos_token="<s>", eos_token="<|end|>"
-    )
+    roles = dict(zip(("unk_token", "bos_token", "eos_token"), special, strict=False))
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template, **roles)
 
 
 def loaded(model, tokenizer=None, eos=(2,)):

@@ -75,9 +75,7 @@ def check(
         "lora": {"rank": rank, "alpha": alpha},
         "passed": not failed,
         "failed": failed,
-        "checks": [
-            {"name": c.name, "passed": c.passed, "detail": c.detail, "numbers": dict(c.numbers)} for c in done
-        ],
+        "checks": [{"name": c.name, "passed": c.passed, "detail": c.detail, "numbers": dict(c.numbers)} for c in done],
     }
     return Result(data, lambda: _check_lines(name, done), ExitCode.NO if failed else ExitCode.OK)
 
@@ -176,10 +174,10 @@ def _sections(
     from harness.config.schema import LoraSection, ModelSection
 
     try:
-        model = ModelSection(
-            name=name, revision=revision or None, dtype=cast(Any, dtype), device=cast(Any, device)
-        )
+        model = ModelSection(name=name, revision=revision or None, dtype=cast(Any, dtype), device=cast(Any, device))
         return model, LoraSection(rank=rank, alpha=alpha)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"--{'-'.join(map(str, first['loc']))}: {first['msg']}", "harness model check --help") from None
+        raise UsageError(
+            f"--{'-'.join(map(str, first['loc']))}: {first['msg']}", "harness model check --help"
+        ) from None

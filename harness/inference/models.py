@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaF
 
 from harness.config.schema import ModelSection
 from harness.core.canonical import sha256_file
-from harness.core.errors import ConfigError, InfraError, NotFoundError
+from harness.core.errors import ConfigError, InfraError, MissingExtraError, NotFoundError
 from harness.core.files import file_lock, fsync_dir
 from harness.core.paths import cache_dir
 
@@ -254,7 +254,8 @@ def load_model(section: ModelSection) -> LoadedModel:
     """Load the base model and its tokenizer for generation and training.
 
     Raises:
-        NotFoundError, ConfigError, InfraError: as `resolve_model`; InfraError on damaged weights.
+        NotFoundError, ConfigError, InfraError: as `resolve_model`; InfraError on damaged weights; ConfigError and
+            MissingExtraError where 4 bits are asked for and cannot be had.
     """
     path = resolve_model(section.name, section.revision)
     device = pick_device(section.device)
@@ -263,7 +264,12 @@ def load_model(section: ModelSection) -> LoadedModel:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
         model, found = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+            path,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **(_in_four_bits(path, device, dtype) if section.load == "nf4" else {}),
         )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise InfraError(
@@ -271,11 +277,45 @@ def load_model(section: ModelSection) -> LoadedModel:
         ) from error
     lacking = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
     if lacking:  # transformers would fill them with random numbers and only warn
-        raise InfraError(f"the weights in {path} lack {lacking[0]} and {len(lacking) - 1} more", "fetch the model again")
-    model.to(device)
+        raise InfraError(
+            f"the weights in {path} lack {lacking[0]} and {len(lacking) - 1} more", "fetch the model again"
+        )
+    if section.load == "full":  # 4-bit weights were put there while loading
+        model.to(device)
     model.eval()
     model.requires_grad_(False)
     return LoadedModel(model, tokenizer, eos_ids_of(model, tokenizer), dtype, device, path)
+
+
+def _in_four_bits(path: Path, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the loader's arguments for a base in 4-bit normal floats (Dettmers et al. 2023, arXiv 2305.14314, §3).
+
+    Raises:
+        ConfigError: where it cannot work: no CUDA device, another dtype, or experts, which stay as they are.
+        MissingExtraError: without bitsandbytes.
+    """
+    kind = json.loads((path / "config.json").read_text()).get("model_type")
+    if device.type != "cuda":
+        raise ConfigError(
+            f"model.load is 'nf4', which needs CUDA, but the device is {device}", "use model.load = 'full'"
+        )
+    if dtype is not torch.bfloat16:  # the sampler folds adapters into the weights in other dtypes
+        raise ConfigError("model.load 'nf4' computes in bfloat16 only", "use --set model.dtype=bfloat16")
+    if kind == "afmoe":
+        raise ConfigError(
+            "model.load 'nf4' leaves the experts of afmoe, nearly all of it, in full size", "use model.load = 'full'"
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtraError("quantised", "bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    quantised = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": quantised, "device_map": {"": device}}
 
 
 def eos_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:

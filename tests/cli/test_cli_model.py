@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.torch_support import tiny_afmoe, tiny_llama, tiny_tokenizer  # noqa: E402
+from tests.torch_support import tiny_afmoe, tiny_llama, tiny_tokenizer
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.config.schema import ModelSection  # noqa: E402
-from harness.core.errors import ConfigError, InfraError, NotFoundError  # noqa: E402
+from harness.core.errors import ConfigError, InfraError, MissingExtraError, NotFoundError  # noqa: E402
 from harness.inference import models  # noqa: E402
 from harness.inference.models import (  # noqa: E402
     Embedded,
@@ -24,7 +24,7 @@ from harness.inference.models import (  # noqa: E402
     resolve_model,
     set_threads,
 )
-from tests.torch_support import tiny_llama  # noqa: E402
+from tests.torch_support import tiny_llama, tiny_tokenizer  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -240,3 +240,31 @@ def test_more_threads_than_cores_are_refused():
         set_threads(100_000)
     set_threads(0)
     assert torch.get_num_threads() == before
+
+
+def test_weights_that_lack_a_tensor_are_not_filled_with_random_numbers(folder):
+    from safetensors.torch import load_file, save_file
+
+    tiny_tokenizer().save_pretrained(folder)
+    assert load_model(ModelSection(name=str(folder), device="cpu")).model is not None  # the tied head is no such tensor
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InfraError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(ModelSection(name=str(folder), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "dtype", "error", "message"),
+    [
+        ("llama", "cpu", torch.bfloat16, ConfigError, "needs CUDA"),
+        ("llama", "cuda", torch.float32, ConfigError, "bfloat16 only"),
+        ("afmoe", "cuda", torch.bfloat16, ConfigError, "leaves the experts"),
+        ("llama", "cuda", torch.bfloat16, MissingExtraError, "bitsandbytes"),
+    ],
+)
+def test_four_bits_where_they_cannot_be_had(kind, device, dtype, error, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(error, match=message):
+        models._in_four_bits(tmp_path, torch.device(device), dtype)
