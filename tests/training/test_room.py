@@ -225,7 +225,7 @@ def test_a_limit_of_address_space_makes_smaller_passes_with_the_same_gradient():
     """In a process of its own: `estimated` refuses a pass before it begins, `caught` lets the allocator fail."""
     root = Path(__file__).parents[2]
     env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    ended = subprocess.run([sys.executable, str(CHILD)], cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run([sys.executable, str(CHILD)], cwd=root, env=env, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-2000:]
     results = json.loads(ended.stdout.splitlines()[-1])
     assert results["estimated"]["refused"] > 0 and results["caught"]["refused"] == 0
