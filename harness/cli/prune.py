@@ -29,7 +29,7 @@ MIB = 2**20
 def prune(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Run ids; all runs when left out.", autocompletion=complete_runs),
+        typer.Argument(metavar="RUN", help="Run ids; all runs when left out.", autocompletion=complete_runs),
     ] = None,
     keep_last: Annotated[
         int, typer.Option("--keep-last", min=0, help="So many of the youngest decided runs keep everything.")

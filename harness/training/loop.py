@@ -25,8 +25,8 @@ from harness.rollouts.collect import Sampling, Timing, collect
 from harness.rollouts.store import write_rollouts
 from harness.training.batches import Group
 from harness.training.checkpoints import Numerics, Progress, checkpoint_steps, load_checkpoint, save_checkpoint
-from harness.training.grouping import Shaping, make_group, scale_groups
 from harness.training.fused import fuse_adapters
+from harness.training.grouping import Shaping, make_group, scale_groups
 from harness.training.metrics import append_row, rollout_metrics
 from harness.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from harness.training.policy import StepStats, update_policy
@@ -185,7 +185,8 @@ class Trainer:
         Raises:
             RefusedError: when none has.
         """
-        train, parts = self.config.train, []
+        train = self.config.train
+        parts: list[Preflight] = []
         while sum(part.groups for part in parts) < train.preflight_groups:
             first = sum(part.groups for part in parts)
             timing = Timing()
@@ -294,7 +295,8 @@ class Trainer:
 
     def _extra(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Return the metrics that only some runs have."""
-        train, row = self.config.train, {}
+        train = self.config.train
+        row: dict[str, float] = {}
         if train.resample_groups:
             row["train/groups_resampled"] = float(len(groups) - train.tasks_per_step)
         if self.config.budget.price_per_hour:

@@ -22,14 +22,14 @@ from tests.toy_env import SPEC  # noqa: E402
 from tests.training.test_data_loop import assert_resumes_alike, trainer  # noqa: E402
 
 
-@pytest.mark.parametrize("cut", [1, 3, 5])
+@pytest.mark.parametrize("cut", [1, 3])
 def test_item_25_a_resume_replays_and_skips_nothing(tmp_path, cut):
     """Adapter, moments, schedule, random numbers, task cursor, curriculum, resampled groups: bit-equal to one run."""
     envs = (("letters", 2.0, 0.3), ("words", 1.0, 0.0))
     whole = assert_resumes_alike(
-        tmp_path, 6, cut, envs=envs, resample_groups=2, curriculum="pass_rate", minibatches=2, seed=cut
+        tmp_path, 4, cut, envs=envs, resample_groups=2, curriculum="pass_rate", minibatches=2, seed=cut
     )
-    assert whole.progress.step == 6 and whole.progress.pass_rates
+    assert whole.progress.step == 4 and whole.progress.pass_rates
 
 
 def context(**changes):
