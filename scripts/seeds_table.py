@@ -54,7 +54,7 @@ def row(seed: int, run: str, evidence: checks.Evidence) -> str:
 def table() -> str:
     """Return the table over every completed run of the ledger that trained the quickstart's config, by seed."""
     from harness.backends.planning import first_config
-    from harness.config.load import resolved
+    from harness.config.load import config_from, resolved
     from harness.ledger import Ledger
     from harness.program import Program, read_context
 
@@ -63,7 +63,8 @@ def table() -> str:
     rows = []
     for run, state in Ledger(program.ledger).state().runs.items():
         config = state.created["basis"]["config"]
-        if state.status == "completed" and learning(config) == quickstart:
+        # keys that came later have in an old run the value that keeps what it did: their default
+        if state.status == "completed" and learning(resolved(config_from(config, run))) == quickstart:
             rows.append((config["train"]["seed"], run))
     head = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     return "\n".join([*head, *(row(seed, run, checks.gather(shown(run))) for seed, run in sorted(rows))])

@@ -62,7 +62,7 @@ class NoModel(torch.nn.Linear):
     is_gradient_checkpointing = False
 
 
-def trainer(**settings: Any) -> Any:
+def trainer(settings: dict[str, Any]) -> Any:
     """Return a GRPOTrainer that was not constructed, with the attributes the two methods read."""
     made = GRPOTrainer.__new__(GRPOTrainer)
     defaults: dict[str, Any] = {
@@ -97,10 +97,10 @@ def trainer(**settings: Any) -> Any:
     return made
 
 
-def loss_case(data: dict[str, torch.Tensor], weights: torch.Tensor | None = None, **settings: Any) -> dict[str, Any]:
+def loss_case(data: dict[str, torch.Tensor], settings: dict[str, Any], weights: Any = None) -> dict[str, Any]:
     """Return the loss and its gradient by the log probabilities."""
     logprobs = data["logprobs"].clone().requires_grad_()
-    made = trainer(**settings)
+    made = trainer(settings)
     made._get_per_token_logps_and_entropies = lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None)
     inputs = {
         "prompt_ids": torch.zeros(len(LENGTHS), 1, dtype=torch.long),
@@ -127,7 +127,7 @@ def scored(data: dict[str, torch.Tensor], rewards: torch.Tensor, **settings: Any
     ids = [[3] * length for length in LENGTHS]
     sampler = [row[:length].tolist() for row, length in zip(data["sampler"], LENGTHS, strict=True)]
     made = trainer(
-        **{
+        {
             "scale_rewards": "group",
             "multi_objective_aggregation": "sum_then_normalize",
             "environment_factories": None,
@@ -170,7 +170,7 @@ def importance_cases(data: dict[str, torch.Tensor]) -> dict[str, Any]:
         weights = scored(data, torch.ones(len(LENGTHS), 1).double(), **settings)["importance_sampling_ratio"].double()
         whole = weights.expand_as(data["mask"]) * data["mask"]
         flags = {key: settings[key] for key in ("use_vllm", "vllm_importance_sampling_correction")}
-        cases[mode] = {"cap": cap, "weights": whole.tolist()} | loss_case(data, weights, **flags)
+        cases[mode] = {"cap": cap, "weights": whole.tolist()} | loss_case(data, flags, weights)
     return cases
 
 
@@ -195,9 +195,9 @@ def advantage_cases(data: dict[str, torch.Tensor]) -> dict[str, Any]:
 def main() -> int:
     """Write the file and say where."""
     data = tensors()
-    losses = {name: loss_case(data, **{"loss_type": name} | settings) for name, settings in SETTINGS.items()}
+    losses = {name: loss_case(data, {"loss_type": name} | settings) for name, settings in SETTINGS.items()}
     with_kl = {
-        name: loss_case(data, **{"loss_type": name, "beta": 0.05} | settings)
+        name: loss_case(data, {"loss_type": name, "beta": 0.05} | settings)
         for name, settings in SETTINGS.items()
         if name != "gspo"  # TRL multiplies the KL by the ratio of the sequence there, this project by the token's
     }

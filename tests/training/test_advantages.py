@@ -82,7 +82,7 @@ def test_an_unknown_kind_is_refused():
 
 
 def test_batch_std_by_hand():
-    groups = [[1.0, 0.0], [0.5, None, 0.5], [0.0, 0.0]]
+    groups: list[list[float | None]] = [[1.0, 0.0], [0.5, None, 0.5], [0.0, 0.0]]
     advantages = [group_advantages(group, "batch_std") for group in groups]
     assert advantages == [[0.5, -0.5], [0.0, 0.0, 0.0], [0.0, 0.0]]
     # counting rewards 1, 0, 0.5, 0.5, 0, 0: mean 1/3, variance (4/9 + 3/9 + 2/36) / 6 = 5/36

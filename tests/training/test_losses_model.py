@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import get_args
@@ -11,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.config.schema import OptimizerSection, TrainSection  # noqa: E402
+from harness.core.canonical import strict_loads  # noqa: E402
 from harness.core.types import FinishReason, Score, Segment  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
 from harness.training.batches import Group  # noqa: E402
@@ -20,6 +22,7 @@ from harness.training.optimizer import build_optimizer  # noqa: E402
 from harness.training.policy import StepStats, accumulate_gradient, adapters_off, update_policy  # noqa: E402
 from tests.torch_support import tiny_llama, with_adapter  # noqa: E402
 from tests.training.reference import naive_logprobs, random_group, relative_difference  # noqa: E402
+from tests.training.test_data_loop import trainer  # noqa: E402
 
 LOSSES = get_args(TrainSection.model_fields["loss"].annotation)
 MAX_TOKENS = 16
@@ -153,3 +156,21 @@ def test_a_step_s_groups_are_divided_by_what_they_share():
     assert scaled[0].advantages == pytest.approx((0.5 / 0.125**0.5, -0.5 / 0.125**0.5))
     assert scaled[1].advantages == (0.0, 0.0)
     assert scale_groups(groups, "mean", {"toy": Shaping()}) == groups
+
+
+def test_the_loop_trains_with_everything_on(tmp_path):
+    """Metrics of the optional parts appear and are finite; the row says how far an update moves the weights."""
+    run = trainer(
+        tmp_path, 2, loss="dr_grpo", advantage="component", minibatches=2, importance="token", kl_beta=0.01,
+        overlong_buffer=4, overlong_penalty=0.2, resample_groups=2,
+    )  # fmt: skip
+    run.run()
+    rows = [strict_loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    updated = [row for row in rows if "train/loss" in row]
+    assert updated
+    for row in updated:
+        assert {"train/kl_reference", "train/importance_cut_share", "optim/effective_step"} <= set(row)
+        assert all(math.isfinite(value) for value in row.values())
+        section = run.config
+        expected = row["optim/learning_rate"] * section.lora.alpha / section.lora.rank
+        assert row["optim/effective_step"] == pytest.approx(expected)
