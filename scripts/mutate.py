@@ -36,11 +36,14 @@ TESTS = {
         f"{_LEDGER}{name}.py" for name in ("fold", "numbering", "life", "store", "index", "machine")
     ],
     "harness.ledger.store": [
-        f"{_LEDGER}{name}.py" for name in ("store", "index", "faults", "sweeps", "numbering", "renumber", "machine")
+        f"{_LEDGER}{name}.py"
+        for name in ("store", "faults", "powerloss", "index", "sweeps", "numbering", "renumber", "machine")
     ],
     "harness.ledger.verify": [f"{_LEDGER}{name}.py" for name in ("verify", "merge", "renumber", "store", "sweeps")],
     "harness.ledger.index": [f"{_LEDGER}{name}.py" for name in ("index", "machine")],
     "harness.ledger.heads": [f"{_LEDGER}{name}.py" for name in ("index", "machine")],
+    "harness.ledger.merge": [f"{_LEDGER}merge.py"],
+    "harness.ledger.numbering": [f"{_LEDGER}{name}.py" for name in ("numbering", "verify", "renumber", "store")],
     "harness.config.changes": ["tests/config/test_config_changes.py"],
 }
 """The modules that must not be wrong, each with the tests that must notice, the quickest first."""

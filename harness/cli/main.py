@@ -52,16 +52,16 @@ def _before_dashes(args: list[str]) -> list[str]:
 
 
 def _install_signals() -> None:
-    """Let SIGINT and SIGTERM raise KeyboardInterrupt once; the second one kills."""
+    """Let SIGINT, SIGHUP and SIGTERM raise KeyboardInterrupt once; the second one kills."""
     import signal
 
     def stop(number: int, _frame: FrameType | None) -> None:
         global _terminated
-        _terminated = number == signal.SIGTERM
+        _terminated = number != signal.SIGINT  # a terminal that hangs up asks to stop as SIGTERM does
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    for name in ("SIGINT", "SIGTERM"):
+    for name in ("SIGINT", "SIGHUP", "SIGTERM"):
         number: signal.Signals = getattr(signal, name)
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs keep ignoring
             signal.signal(number, stop)
