@@ -164,10 +164,8 @@ class Trackio:
         """Read config and metrics of every run with the two queries that `trackio query` would run."""
         from trackio.sqlite_storage import SQLiteStorage
 
-        answers = [
-            SQLiteStorage.query_project(PROJECT, f"SELECT run_name, {column} AS found FROM {table}")["rows"]
-            for table, column in (("configs", "config"), ("metrics", "metrics"))
-        ]
+        queries = "SELECT run_name, config AS found FROM configs", "SELECT run_name, metrics AS found FROM metrics"
+        answers = [SQLiteStorage.query_project(PROJECT, query)["rows"] for query in queries]
         keys: list[dict[str, int]] = [{}, {}]
         for place, rows in enumerate(answers):
             for row in rows:

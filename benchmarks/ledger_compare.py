@@ -144,9 +144,12 @@ def write_together(python: str, tool: str, folder: Path, runs: int, writers: int
     processes = [
         subprocess.Popen(
             argv_of(python, tool, "write", folder, runs=share, first=1 + writer * share),
-            **{"cwd": folder, "env": environment(folder, tool), "text": True},
-            **dict.fromkeys(("stdin", "stdout"), subprocess.PIPE),
+            cwd=folder,
+            env=environment(folder, tool),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            text=True,
         )
         for writer in range(writers)
     ]
@@ -271,9 +274,10 @@ def page(text: str, document: Mapping[str, Any]) -> str:
 
 
 def compare(pythons: Mapping[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Measure every tool in every round; return the document."""
+    """Measure every tool in every round; return the document, which is also written after each round."""
     load = [os.getloadavg()[0]]
     rounds: dict[str, list[dict[str, Any]]] = {tool: [] for tool in pythons}
+    document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for number in range(options.rounds):
             turn = number % len(pythons)
@@ -283,14 +287,24 @@ def compare(pythons: Mapping[str, str], options: argparse.Namespace) -> dict[str
                 rounds[tool].append(found)
                 shutil.rmtree(place)
                 print(f"round {number + 1} {tool}: {json.dumps(found)}", file=sys.stderr, flush=True)
+            document = describe(rounds, [*load, os.getloadavg()[0]], options)
+            if options.json:
+                options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return document
+
+
+def describe(
+    rounds: Mapping[str, Sequence[Mapping[str, Any]]], load: list[float], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what was measured with its medians, date and machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {memory:.0f} GiB, {sys.platform}",
-        "load": [*load, os.getloadavg()[0]],
-        **{"runs": options.runs, "writers": options.writers, "rounds": options.rounds},
+        "load": load,
+        **{"runs": options.runs, "writers": options.writers, "rounds": len(next(iter(rounds.values())))},
         "tools": {tool: summarise(found) for tool, found in rounds.items()},
-        "measured": rounds,
+        "measured": dict(rounds),
     }
 
 
@@ -327,8 +341,6 @@ def main() -> int:
     pythons = {tool: os.path.abspath(given[tool]) for tool in TOOLS if tool in given}
     document = compare(pythons, options)
     print(table(document))
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(any(document["tools"]["harness"]["figures"][key] for key in WORST))
 
 
