@@ -149,7 +149,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> list[Line]:
     named = any(row["name"] for row in rows)
     several = len({row["metric"] for row in rows}) > 1
     head = ["run", *(["name"] if named else []), *(["metric"] if several else [])]
-    numbers = ["steps", "first", "last", "highest", "at", "lowest", "at step"]
+    numbers = ["steps", "first", "last", "highest", "at", "lowest", "at"]
     cells = [
         [
             *(row[title] for title in head),
@@ -163,5 +163,5 @@ def _lines(rows: Sequence[dict[str, Any]]) -> list[Line]:
         ]
         for row in rows
     ]
-    lines = table([*head, *numbers], cells, right="steps first last highest at lowest")
+    lines = table([*head, *numbers], cells, right="steps first last highest lowest at")
     return lines if several else [Styled(rows[0]["metric"], "dim"), *lines]

@@ -110,13 +110,21 @@ def draw(frame: pd.DataFrame, held_out: Iterable[Point], labels: Mapping[str, st
         for axis, metric in zip(axes, metrics, strict=False):
             _panel(axis, frame[frame["metric"] == metric], labels, "smooth")
             axis.set_ylabel("mean reward" if metric.endswith("reward/mean") else "value")
-            axis.set_title(plot_text(f"{metric}, mean of {window} steps" if window > 1 else metric, 44))
+            axis.set_title(plot_text(_title(metric), 44))
+            if window > 1:
+                axis.set_xlabel(f"training step (mean of {window})")
         for axis, env in zip(axes[len(metrics) :], environments, strict=False):
             _panel(axis, tested[tested["metric"] == env], labels, "value", marker="o")
             axis.set_ylabel("mean reward")
             axis.set_title(plot_text(f"{env}: held-out reward", 44))
         _legend(figure, axes, labels)
         return png(figure)
+
+
+def _title(metric: str) -> str:
+    """Return a metric's name as a title: what it is of, then what it is, where it is a reward."""
+    env = metric.removeprefix("train/").removesuffix("/reward/mean")
+    return f"{env}: training reward" if metric == f"train/{env}/reward/mean" else metric
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -136,7 +144,7 @@ def _panel(axis: Axes, part: pd.DataFrame, labels: Mapping[str, str], column: st
 def _legend(figure: Figure, axes: Sequence[Axes], labels: Mapping[str, str]) -> None:
     """Make room below the panels and name the lines there."""
     columns = min(_LEGEND_COLUMNS, max(1, len(labels)))
-    room = 0.15 + _LEGEND_ROW_IN * math.ceil(len(labels) / columns)
+    room = 0.05 + _LEGEND_ROW_IN * math.ceil(len(labels) / columns)
     width, height = figure.get_size_inches()
     for axis in axes:
         box = axis.get_position()

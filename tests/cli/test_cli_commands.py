@@ -182,7 +182,7 @@ def test_unknown_run_is_named_with_the_nearest_one(cli, program, path):
         ["show", "run-001"],
         ["log"],
         ["lineage"],
-        ["curves"],
+        ["show", "run-001", "--config"],
         ["query", "FROM runs"],
         ["export"],
     ],
