@@ -34,7 +34,7 @@ _UNTOLD = ("client", "output_dir", "resume", "uuid", "push", "rich", "verbose", 
 class Results(NamedTuple):
     """An eval as rows in the shape of `results.jsonl`, its metadata, settings, files, and what was left out."""
 
-    rows: list[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]
     metadata: Mapping[str, Any]
     settings: Mapping[str, Any]
     files: list[str]

@@ -6,7 +6,7 @@ Such a run is an eval, not a training: its items become one held-out result with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.core.text import one_line
@@ -106,7 +106,7 @@ def _rows(data: bytes, where: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _items(rows: list[Mapping[str, Any]]) -> list[ItemRecord]:
+def _items(rows: Sequence[Mapping[str, Any]]) -> list[ItemRecord]:
     """Return one record per row; samples of an example are numbered in file order."""
     seen: Counter[str] = Counter()
     items = []
