@@ -230,7 +230,7 @@ def survives(name: str, mutant: Mutant | None, seconds: int) -> bool:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
-        # An edit can make a loop endless. It is the processor's time that counts: a busy or a halted machine kills none.
+        # An edit can make a loop endless. Processor time is counted: a busy or halted machine kills no mutant.
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
         _run_child(name, mutant)
     deadline = time.monotonic() + _PATIENCE * seconds
