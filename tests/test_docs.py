@@ -135,3 +135,18 @@ def test_quickstart_says_what_it_needs_before_anything_is_installed(tmp_path):
     assert not any("pip" in text or "-m venv" in text for text in lines[:first])
     assert "--seed 0 --started" in lines[-1]
     assert done.returncode == 0, "a dry run must run nothing"
+
+
+def test_every_row_of_the_checklist_names_tests_that_exist():
+    text = (ROOT / "docs/checklist.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([ABC]\d+) \| .+? \| (.+) \|$", text, re.MULTILINE))
+    wanted = [f"A{n}" for n in range(1, 17)] + ["B1", "B7", "B8", "B9"] + [f"C{n}" for n in range(1, 15)]
+    assert list(rows) == wanted
+    for number, held in rows.items():
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", held)
+        scripts = re.findall(r"`python ((?:benchmarks|scripts)/\w+\.py)`", held)
+        assert named or scripts, number
+        for path, name in named:
+            assert re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), (number, name)
+        for path in scripts:
+            assert (ROOT / path).is_file(), (number, path)

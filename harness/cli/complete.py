@@ -27,6 +27,7 @@ RUN_ARGUMENTS = {
     "diff": 2,
     "log": 1,
     "lineage": 1,
+    "curves": 1,
     "rollouts": 1,
     "watch": 1,
     "prune": 1,

@@ -25,7 +25,7 @@ EXIT_CODES: dict[int, str] = {
     ExitCode.BUSY: "another process holds what is needed, or it is not over yet; try again",
     ExitCode.INTERRUPTED: "interrupted (SIGINT)",
     BROKEN_PIPE: "the reader of the output went away (SIGPIPE)",
-    ExitCode.TERMINATED: "terminated (SIGTERM)",
+    ExitCode.TERMINATED: "terminated (SIGTERM, or SIGHUP of a terminal that closed)",
 }
 ENVIRONMENT: dict[str, str] = {
     "HARNESS_PROGRAM": "folder of the program, instead of the one around the current folder",

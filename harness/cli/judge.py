@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.output import Line, Result, Styled, mutation_document, rows_document, table
+from harness.cli.output import Line, Result, Styled, mutation_document, narrate, rows_document, table
 from harness.cli.progress import progress, quiet_libraries
 from harness.cli.shared import All, DryRun, RunArg, command, complete_runs, new_app
 from harness.cli.state import find_run, program, read_state, refresh_thread
@@ -111,13 +111,17 @@ def _check_reports(here: Program, runs: list[str]) -> Result:
 
 
 def _write_reports(here: Program, runs: list[str]) -> Result:
+    from harness.reports.warn import damage_text
     from harness.reports.write import write_report
 
     rows = []
     for name in runs:
         written = write_report(here, name)
         paths = [here.relative(path) for path in written.paths]
-        rows.append({"run": name, "changed": written.changed, "files": paths})
+        damaged = [{"file": file, "lines": list(lines)} for file, lines in written.damaged]
+        rows.append({"run": name, "changed": written.changed, "files": paths, "damaged": damaged})
+        for file, lines in written.damaged:
+            narrate((Styled("warning:", "warn"), f" {name}: {damage_text(file, lines)}"))
     detail = {"reports": rows}
     data = mutation_document(",".join(runs), applied=any(row["changed"] for row in rows), dry_run=False, detail=detail)
     lines: list[Line] = [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.cli import views
-from harness.cli.output import Cell, Line, Result, page, rows_document, table
+from harness.cli.output import Cell, Line, Result, Styled, page, rows_document, table
 from harness.cli.state import program, read_state
 from harness.core.numbers import number_or_none
 from harness.ledger.results import last_policy_evals
@@ -63,13 +63,18 @@ def _items(run: RunState) -> int | None:
     return sum(n for n in counted if isinstance(n, int)) if counted else None
 
 
-def select(state: State, where: Sequence[str], sort: str) -> list[RunState]:
+def select(state: State, columns: Columns, where: Sequence[str], sort: str) -> list[RunState]:
     """Return the runs that fulfil every condition, newest first unless sorted.
+
+    Args:
+        state: of the ledger.
+        columns: those of its runs.
+        where: conditions such as `reward>0.2`; all must hold.
+        sort: columns separated by commas, `-` before one for descending.
 
     Raises:
         UsageError: for an unknown column, value or condition.
     """
-    columns = columns_of(state)
     conditions = [columns.condition(text) for text in where]
     wanted = [run for run in reversed(state.runs.values()) if all(c.matches(run) for c in conditions)]
     return columns.ordered(wanted, sort) if sort else wanted
@@ -89,16 +94,34 @@ def list_runs(where: Sequence[str], sort: str, columns: str, limit: int, everyth
     state = read_state(here)
     known = columns_of(state)
     chosen = [known.find(name.strip()) for name in columns.split(",") if name.strip()]
-    wanted = select(state, where, sort)
+    wanted = select(state, known, where, sort)
     shown, truncated = page(wanted, limit, everything)
     counts = {"total": len(state.runs), "matching": len(wanted), "shown": len(shown)}
+    apart = known.incomparable(shown, sort)
+    more = {"not_comparable": apart} if sort else {}
     if not chosen:
         rows = [views.run_row(run, here) | {"champion": run.run == state.champion} for run in shown]
-        return Result(rows_document(rows, counts, truncated), lambda: views.list_lines(rows, counts))
+        data = rows_document(rows, counts, truncated) | more
+        return Result(data, lambda: [*views.list_lines(rows, counts), *_apart_lines(state, apart)])
     # Every row carries its run, so that it can be handed to the next command.
     rows = [{"run": run.run} | {column.name: column.show(run) for column in chosen} for run in shown]
-    data = rows_document(rows, counts, truncated) | {"columns": [column.name for column in chosen]}
-    return Result(data, lambda: _lines(chosen, rows, counts))
+    data = rows_document(rows, counts, truncated) | {"columns": [column.name for column in chosen]} | more
+    return Result(data, lambda: [*_lines(chosen, rows, counts), *_apart_lines(state, apart)])
+
+
+def _apart_lines(state: State, runs: Sequence[str]) -> list[Line]:
+    """Return the lines that say which numbers do not compare with those above them."""
+    imported = [run for run in runs if state.runs[run].kind == "import"]
+    own = [run for run in runs if run not in imported]
+    told = [(own, "measured under another protocol"), (imported, "imported")]
+    return [
+        Styled(f"{_several(names)} {why}: not comparable with the runs above", "dim") for names, why in told if names
+    ]
+
+
+def _several(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return f"{shown} and {len(names) - 5} more:" if len(names) > 5 else f"{shown}:"
 
 
 def _lines(chosen: Sequence[Column], rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> list[Line]:

@@ -66,12 +66,25 @@ def status() -> Result:
     return views.status()
 
 
-@command(APPS["show"], "show", "harness show run-002", "harness show run-002 --json")
-def show(run: RunArg) -> Result:
-    """Show everything the ledger knows about a run."""
+@command(APPS["show"], "show", "harness show run-002", "harness show run-002 --config", "harness show run-002 --json")
+def show(
+    run: RunArg,
+    config: Annotated[
+        bool, typer.Option("--config", help="Every key of the config instead, with the run that set it.")
+    ] = False,
+) -> Result:
+    """Show everything the ledger knows about a run.
+
+    With --config: each key, its value and where that comes from, this run, an ancestor or the default. `--set` of
+    `new-run` goes over the parent's config and that over the defaults; a key that CONTEXT.md freezes is marked.
+    """
     here = program()
     state = read_state(here)
     found = find_run(state, run)
+    if config:
+        from harness.cli.configs import config_origins
+
+        return config_origins(here, state, run)
     data = views.run_row(found, here) | {
         "champion": state.champion == run,
         "config": found.created.get("config"),

@@ -52,16 +52,16 @@ def _before_dashes(args: list[str]) -> list[str]:
 
 
 def _install_signals() -> None:
-    """Let SIGINT and SIGTERM raise KeyboardInterrupt once; the second one kills."""
+    """Let SIGINT, SIGHUP and SIGTERM raise KeyboardInterrupt once; the second one kills."""
     import signal
 
     def stop(number: int, _frame: FrameType | None) -> None:
         global _terminated
-        _terminated = number == signal.SIGTERM
+        _terminated = number != signal.SIGINT  # a terminal that hangs up asks to stop as SIGTERM does
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    for name in ("SIGINT", "SIGTERM"):
+    for name in ("SIGINT", "SIGHUP", "SIGTERM"):
         number: signal.Signals = getattr(signal, name)
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs keep ignoring
             signal.signal(number, stop)
@@ -177,11 +177,10 @@ def _unexpected(error: Exception) -> int:
     """Turn a missing extra or a machine failure into its error; report everything else as a bug."""
     import errno
 
-    from harness.cli.extras import extra_of
     from harness.core.files import disk_hint
 
-    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name)):
-        return output.write_error(MissingExtraError(extra, str(error.name).partition(".")[0]))
+    if missing := _missing_extra(error):
+        return output.write_error(missing)
     if is_out_of_memory(error):
         return output.write_error(InfraError("out of memory", "`harness launch RUN --estimate` shows what a run needs"))
     machine = "ENOSPC EDQUOT EFBIG EROFS EACCES EPERM EIO EMFILE ENFILE EISDIR ENOTDIR ENAMETOOLONG ELOOP ESTALE ENXIO"
@@ -189,6 +188,18 @@ def _unexpected(error: Exception) -> int:
         place = f" {error.filename}" if error.filename else ""
         return output.write_error(InfraError(f"{error.strerror}{place}", disk_hint(error)))
     return _bug(error)
+
+
+def _missing_extra(error: BaseException) -> MissingExtraError | None:
+    """Return the extra whose absence an import error tells of; libraries wrap the one that names the module."""
+    from harness.cli.extras import extra_of
+
+    found: BaseException | None = error
+    while isinstance(found, ImportError):
+        if isinstance(found, ModuleNotFoundError) and (extra := extra_of(found.name)):
+            return MissingExtraError(extra, str(found.name).partition(".")[0])
+        found = found.__cause__ or found.__context__
+    return None
 
 
 def _bug(error: Exception) -> int:

@@ -49,6 +49,8 @@ def query(
     if form not in FORMATS:
         raise UsageError(f"no format {form[:80]!r}", did_you_mean(form, FORMATS, f"one of {', '.join(FORMATS)}"))
     database.load_duckdb()
+    if sql == "-" and sys.stdin is None:
+        raise UsageError("standard input is closed, so there is no statement to read", "give it as the argument")
     text = sys.stdin.read(database.MAX_SQL + 1) if sql == "-" else sql
     from harness.cli.asked import gather
 

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "diff": Entry("look", "Compare two runs: their change set, held-out results and decisions."),
         "log": Entry("log", "Show the events of the ledger, newest first."),
         "lineage": Entry("lineage", "Show the parent tree of the runs, with decisions and gains."),
+        "curves": Entry("curves", "Compare the learning curves of several runs, imported ones too."),
         "query": Entry("query", "Ask the ledger in SQL, read-only."),
         "export": Entry("export", "Write runs, evals, events or metrics as CSV, Parquet or JSON."),
         "rollouts": Entry("rollouts", "Page through the stored rollouts of a run."),

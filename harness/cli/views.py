@@ -192,7 +192,7 @@ def status() -> Result:
     stale = [{"run": run.run, **stale_members(here, run)} for run in runs if live_status(run) == "stale"]
     decider = max((run for run in runs if run.decided_at), key=lambda run: str(run.decided_at), default=None)
     last = None if decider is None else (decider, decider.decisions[-1])
-    open_runs = [run for run in runs if not run.decision]
+    open_runs = [run for run in runs if not run.decision and run.kind != "import"]
     starting = [run.run for run in runs[-5:] if alive(read_detached(here.run_dir(run.run))) and not _is_open(run)]
     data: dict[str, Any] = {
         "program": str(here.root),
@@ -241,16 +241,16 @@ def _running(run: RunState) -> dict[str, Any]:
 
 
 def next_step(state: State, starting: Collection[str] = ()) -> str:
-    """Return the command that takes the program's newest run one step on.
+    """Return the command that takes the program's newest run one step on; imported ones are over.
 
     Args:
         state: of the ledger.
         starting: runs whose background launch lives and has no event yet.
     """
     new_run = "harness new-run --next" if state.ideas else 'harness new-run --hypothesis "…"'
-    if not state.runs:
+    run = next((run for run in reversed(state.runs.values()) if run.kind != "import"), None)
+    if run is None:
         return new_run
-    run = list(state.runs.values())[-1]
     now = live_status(run)
     if now == "running" or run.run in starting:
         return f"harness wait {run.run}"

@@ -10,6 +10,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Alarm = Literal["stop", "mark", "off"]
 
 
@@ -39,8 +40,10 @@ class LoraSection(Section):
     """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685)."""
 
     rank: PositiveInt = Field(16, description="rank r of every adapter")
-    alpha: Positive = Field(32.0, description="scale alpha; adapters add alpha/r * B A")
-    dropout: Fraction = Field(0.0, description="adapter dropout; 0 keeps the sampler and the trainer equal")
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = Field(32.0, description="scale alpha; adapters add alpha/r * B A")
+    dropout: BelowOne = Field(
+        0.0, description="adapter dropout; 0 keeps the sampler and the trainer equal, 1 would drop every adapter"
+    )
     targets: Literal["all-linear"] = Field("all-linear", description="which modules get an adapter")
 
 
@@ -53,9 +56,9 @@ class OptimizerSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="decay after warm-up")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
     weight_decay: NonNegative = Field(0.0, description="decoupled weight decay; part of the gradient with sgd")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="of muon and sgd")
-    beta1: Fraction = 0.9
-    beta2: Fraction = Field(0.99, description="second-moment decay; short runs want less than 0.999")
+    momentum: BelowOne = Field(0.95, description="of muon and sgd")
+    beta1: BelowOne = Field(0.9, description="first-moment decay; at 1 no gradient would ever count")
+    beta2: BelowOne = Field(0.99, description="second-moment decay; short runs want less than 0.999")
     epsilon: Positive = 1e-8
     max_grad_norm: Positive = Field(1.0, description="global L2 norm the gradient is clipped to")
 
@@ -220,4 +223,14 @@ class RunConfig(Section):
         ids = [env.id for env in self.env]
         if len(set(ids)) != len(ids):
             raise ValueError("two [[env]] tables name the same environment")
+        return self
+
+    @model_validator(mode="after")
+    def _room_for_a_prompt(self) -> RunConfig:
+        longest = max([self.sampling.max_tokens, *(env.sampling.max_tokens or 0 for env in self.env)])
+        if self.sampling.context <= longest:
+            raise ValueError(
+                f"sampling.context = {self.sampling.context} leaves no room for a prompt beside a completion of "
+                f"max_tokens = {longest}"
+            )
         return self

@@ -81,7 +81,7 @@ _NATIVE = ("SafetensorError", "AcceleratorError", "DistBackendError", "OutOfMemo
 
 EXCEPTION_RULES = (
     ExceptionRule(
-        "`KeyboardInterrupt`, `SystemExit`: Ctrl-C, SIGTERM, `harness stop`",
+        "`KeyboardInterrupt`, `SystemExit`: Ctrl-C, SIGTERM, SIGHUP, `harness stop`",
         _is(KeyboardInterrupt, SystemExit),
         None,
         Outcome.INTERRUPTED,

@@ -1,4 +1,4 @@
-"""Hold SIGINT and SIGTERM back while something must not be torn: they act when it is done."""
+"""Hold SIGINT, SIGHUP and SIGTERM back while something must not be torn: they act when it is done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-_HELD = (signal.SIGINT, signal.SIGTERM)
+_HELD = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ FORMATS: dict[str, Format] = {
     "wandb-offline": Format(wandb_offline.looks_like, wandb_offline.read, "W&B run folders and .wandb logs"),
     "mlflow": Format(mlflow.looks_like, mlflow.read, "an MLflow file store (mlruns/)"),
     "tensorboard": Format(tensorboard.looks_like, tensorboard.read, "TensorBoard event files"),
-    "verifiers": Format(verifiers.looks_like, verifiers.read, "results.jsonl of verifiers evals"),
+    "verifiers": Format(verifiers.looks_like, verifiers.read, "results.jsonl or traces.jsonl of verifiers evals"),
     "trl": Format(trl.looks_like, trl.read, "trainer_state.json and completions of TRL"),
     "wandb-csv": Format(wandb_csv.looks_like, wandb_csv.read, "W&B chart exports (CSV by Step)"),
 }

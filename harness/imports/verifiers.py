@@ -1,4 +1,4 @@
-"""verifiers evals: `results.jsonl`, one rollout a line, and `metadata.json` beside it.
+"""verifiers evals: `results.jsonl` with `metadata.json` beside it, or the `traces.jsonl` of version 1.
 
 Such a run is an eval, not a training: its items become one held-out result with intervals of its own.
 """
@@ -6,7 +6,7 @@ Such a run is an eval, not a training: its items become one held-out result with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.core.text import one_line
@@ -15,43 +15,51 @@ from harness.evaluation.records import ItemRecord
 from harness.imports.model import ImportedEval, ImportedRun
 from harness.imports.settings import env_slug
 from harness.imports.source import MAX_RUNS, Source, SourceError, lenient_json, number, step_or_none
+from harness.imports.traces import TRACES, Results, read_traces
 
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 MAX_ITEMS = 200_000
 MAX_LINE_BYTES = 16 << 20
-_OTHER_NUMBERS = {"example_id", "reward", "id", "is_completed", "is_truncated"}
+_OTHER_NUMBERS = {"example_id", "reward", "id", "is_completed", "is_truncated", "cluster"}
 _KEPT = ("env_id", "env_args", "model", "num_examples", "rollouts_per_example", "sampling_args", "version_info", "date")
 _CORRECT = 1.0
 
 
 def looks_like(source: Source) -> bool:
     """Say whether a source holds results of the kind."""
-    return any(name.rpartition("/")[2] == RESULTS for name in source.files())
+    return any(name.rpartition("/")[2] in (RESULTS, TRACES) for name in source.files())
 
 
 def read(source: Source) -> list[ImportedRun]:
-    """Return one run per `results.jsonl`.
+    """Return one run per `results.jsonl` or `traces.jsonl`.
 
     Raises:
         SourceError: on a damaged line, naming it.
     """
-    names = [name for name in source.files() if name.rpartition("/")[2] == RESULTS]
+    names = [name for name in source.files() if name.rpartition("/")[2] in (RESULTS, TRACES)]
     if len(names) > MAX_RUNS:
         raise SourceError(f"{source.name} has more than {MAX_RUNS} results")
     if not names:
-        raise SourceError(f"{source.name} has no {RESULTS}", "name the output folder of the eval")
+        raise SourceError(f"{source.name} has no {RESULTS} and no {TRACES}", "name the output folder of the eval")
     return [_run(source, name) for name in names]
+
+
+def _results(source: Source, name: str) -> Results:
+    if name.rpartition("/")[2] == TRACES:
+        return read_traces(source, name)
+    beside = f"{name.rpartition('/')[0]}/{METADATA}".lstrip("/")
+    metadata = lenient_json(source.text(beside), beside) if source.has(beside) else {}
+    if not isinstance(metadata, Mapping):
+        raise SourceError(f"{beside} is no JSON object")
+    settings = {key: metadata[key] for key in _KEPT if key in metadata}
+    return Results(_rows(source.read(name), name), metadata, settings, [name, beside] if metadata else [name])
 
 
 def _run(source: Source, name: str) -> ImportedRun:
     folder = name.rpartition("/")[0]
-    beside = f"{folder}/{METADATA}".lstrip("/")
-    metadata = lenient_json(source.text(beside), beside) if source.has(beside) else {}
-    if not isinstance(metadata, Mapping):
-        raise SourceError(f"{beside} is no JSON object")
-    rows = _rows(source.read(name), name)
+    rows, metadata, settings, files, not_read = _results(source, name)
     env = env_slug(str(metadata.get("env_id") or folder.rpartition("/")[2].partition("--")[0] or "imported"))
-    items = _items(rows, name)
+    items = _items(rows)
     examples, samples = step_or_none(metadata.get("num_examples")), step_or_none(metadata.get("rollouts_per_example"))
     requested = max(len(items), examples * samples) if examples and samples else len(items)
     result = ImportedEval(
@@ -70,14 +78,15 @@ def _run(source: Source, name: str) -> ImportedRun:
     return ImportedRun(
         name=title,
         source_id=folder or source.root.name,
-        source_sha=source.sha([name, beside] if metadata else [name]),
+        source_sha=source.sha(files),
         metrics={},
-        config={key: metadata[key] for key in _KEPT if key in metadata},
+        config=settings,
         env=env,
         outcome="stopped" if short else "completed",
         reason=short,
         evals=(result,),
         rollouts={0: [_rollout(row, item) for row, item in zip(rows, items, strict=True)]},
+        not_read=not_read,
     )
 
 
@@ -97,7 +106,7 @@ def _rows(data: bytes, where: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _items(rows: list[Mapping[str, Any]], where: str) -> list[ItemRecord]:
+def _items(rows: Sequence[Mapping[str, Any]]) -> list[ItemRecord]:
     """Return one record per row; samples of an example are numbered in file order."""
     seen: Counter[str] = Counter()
     items = []
@@ -108,7 +117,7 @@ def _items(rows: list[Mapping[str, Any]], where: str) -> list[ItemRecord]:
         items.append(
             ItemRecord(
                 task=task,
-                cluster=task,
+                cluster=one_line(str(row.get("cluster", task)), 200) or task,
                 sample=seen[task],
                 reward=0.0 if reward is None else reward,
                 components=_numbers(row),
@@ -122,9 +131,11 @@ def _items(rows: list[Mapping[str, Any]], where: str) -> list[ItemRecord]:
 
 
 def _failure(row: Mapping[str, Any], reward: float | None) -> FailureClass | None:
-    """Return where a failure belongs: an error of the rollout is infrastructure, a missing reward the verifier's."""
+    """Return where a failure belongs: an error of the rollout is infrastructure unless the row knows better, a
+    missing reward the verifier's."""
     if row.get("error"):
-        return FailureClass.INFRA
+        known = row.get("failure")
+        return known if isinstance(known, FailureClass) else FailureClass.INFRA
     if reward is None:
         return FailureClass.VERIFIER
     return None if reward >= _CORRECT else FailureClass.MODEL

@@ -12,8 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from harness.core.errors import LedgerCorruptError
-from harness.ledger.events import KINDS, PROGRAM, Event, UnknownEventError
-from harness.ledger.numbering import Numbering, contests, separate
+from harness.ledger.events import KINDS, PROGRAM, RENUMBERED, Event, UnknownEventError
+from harness.ledger.numbering import Numbering, contests, heads, separate
+
+LOCAL_KINDS = KINDS - {"promoted", RENUMBERED}
+"""Kinds that change nothing outside their own run."""
 
 _ENDED = {"completed", "failed", "interrupted", "crashed", "stopped"}
 
@@ -237,10 +240,41 @@ def fold(events: Iterable[Event]) -> State:
         numbering = separate(ordered)
         groups = numbering.runs
         promoted = [found for event in promoted if (found := numbering.shown(event)) is not None]
-    # Shorter ids first, so that run-1000 comes after run-999.
-    names = sorted(groups, key=lambda name: (len(name), name))
     champion = promoted[-1].run if promoted else None
-    return State({name: RunState(name, groups[name]) for name in names}, program_events, champion, numbering)
+    runs = {name: RunState(name, groups[name]) for name in sorted(groups, key=_by_number)}
+    return State(runs, program_events, champion, numbering)
+
+
+def grown(state: State, events: Iterable[Event]) -> State | None:
+    """Return what `fold` gives when these events are added, without folding the others again.
+
+    An event that follows the last ones of its run comes after all of them in every order, and moves nothing else.
+
+    Args:
+        state: of the earlier events, none of which contests a number; it is left as it is.
+        events: new ones, in the order in which they were appended.
+
+    Returns:
+        The state, or None when an event does not follow all that its run had, or concerns more than its run.
+    """
+    runs, program_events = dict(state.runs), state.program_events
+    for event in events:
+        about = event.run == PROGRAM
+        known = program_events if about else runs[event.run].events if event.run in runs else []
+        if event.kind not in LOCAL_KINDS or contests(event, known or None) or set(event.prev) != set(heads(known)):
+            return None
+        if about:
+            program_events = [*known, event]
+        else:
+            runs[event.run] = RunState(event.run, [*known, event])
+    if len(runs) > len(state.runs):
+        runs = {name: runs[name] for name in sorted(runs, key=_by_number)}
+    return State(runs, program_events, state.champion)
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """Sort shorter ids first, so that run-1000 comes after run-999."""
+    return len(name), name
 
 
 def _states(collisions: dict[str, list[list[Event]]]) -> dict[str, list[RunState]]:

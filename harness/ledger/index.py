@@ -21,16 +21,14 @@ from harness.core.errors import HarnessError
 from harness.core.memory import no_collection
 from harness.ledger import cache
 from harness.ledger.disk import network_warning, read_locked
-from harness.ledger.events import KINDS, PROGRAM, RENUMBERED, Event, parse_line
-from harness.ledger.fold import RunState, State, fold, in_order
+from harness.ledger.events import PROGRAM, Event, parse_line
+from harness.ledger.fold import LOCAL_KINDS, RunState, State, fold, in_order
 from harness.ledger.heads import Head, entries, heads_among, make_mark
 from harness.ledger.numbering import contests
 from harness.ledger.store import Ledger
 
 MEMBERS = ("status", "decision", "decided_at", "kind", "hypothesis", "parent", "created_at", "tags", "idea")
 """Members of a `RunState` that the index holds."""
-_LOCAL_KINDS = KINDS - {"promoted", RENUMBERED}
-"""Kinds that change nothing outside their own run."""
 _ID = slice(13, 39)  # of a line as this writer spells it: {"v":1,"id":"…"
 _SETTLED_NS = 3_000_000_000
 """How long a file must have rested before its facts are believed: two changes can share one tick of its clock."""
@@ -208,7 +206,7 @@ class _Known:
         ids = {line[_ID] for line in source.data[:begin].split(b"\n")}
         groups: dict[str, Placed] = {}
         for event, place in _placed_lines(source.data, begin):
-            if event.kind not in _LOCAL_KINDS or event.line[_ID] != event.id.encode() or event.line[_ID] in ids:
+            if event.kind not in LOCAL_KINDS or event.line[_ID] != event.id.encode() or event.line[_ID] in ids:
                 return None
             ids.add(event.line[_ID])
             if event.run not in groups:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from harness.core.canonical import canonical_json, encode_non_finite
 from harness.ledger.fold import RunState
 from harness.ledger.superseded import is_superseded
 
@@ -26,3 +28,39 @@ def last_policy_evals(run: RunState) -> dict[str, dict[str, Any]]:
             if env not in last or data.get("step", 0) >= last[env].get("step", 0):
                 last[env] = data
     return last
+
+
+def protocol_of(run: RunState, data: Mapping[str, Any]) -> str:
+    """Return what a result depends on beside the weights, as text: results with equal texts may be compared.
+
+    For a run of this program that is the items, the verifier and the sampling; for an imported one the source it was
+    read from and what little that tells.
+
+    Args:
+        run: whose eval it is.
+        data: of the `evaluated` event.
+    """
+    if run.kind == "import":
+        source = run.created.get("source")
+        name = source.get("name") if isinstance(source, Mapping) else None
+        binding: list[Any] = ["import", run.created.get("format"), name, data.get("requested")]
+    else:
+        binding = [data.get("items_sha"), data.get("verifier")]
+    return canonical_json(encode_non_finite([*binding, data.get("protocol")]))
+
+
+def reference_protocols(runs: Iterable[RunState]) -> dict[str, str]:
+    """Return per environment the protocol that results are compared under.
+
+    It is that of the newest run of this program that was evaluated there; imported runs give one only where no run
+    of the program has.
+
+    Args:
+        runs: in the order of their numbers.
+    """
+    own: dict[str, str] = {}
+    imported: dict[str, str] = {}
+    for run in runs:
+        found = imported if run.kind == "import" else own
+        found |= {env: protocol_of(run, data) for env, data in last_policy_evals(run).items()}
+    return imported | own

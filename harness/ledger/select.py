@@ -17,7 +17,7 @@ from harness.core.errors import UsageError
 from harness.core.names import did_you_mean
 from harness.core.numbers import number_or_none
 from harness.ledger.fold import RunState
-from harness.ledger.results import last_policy_evals
+from harness.ledger.results import last_policy_evals, protocol_of, reference_protocols
 
 Getter = Callable[[RunState], Any]
 _CONDITION = re.compile(r"\s*([^\s=!<>~]+)\s*(>=|<=|!=|==|=|>|<|~)\s*(.*?)\s*", re.DOTALL)
@@ -27,12 +27,16 @@ _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 
 
 class Column(NamedTuple):
-    """One column: `show` gives what `--json` prints, `value` what is compared; None where a run has none."""
+    """One column: `show` gives what `--json` prints, `value` what is compared; None where a run has none.
+
+    `env` is set for a metric of one environment.
+    """
 
     name: str
     show: Getter
     value: Getter
     is_gain: bool = False
+    env: str | None = None
 
 
 class Condition(NamedTuple):
@@ -168,6 +172,9 @@ class Columns:
     def ordered(self, runs: Sequence[RunState], keys: str) -> list[RunState]:
         """Sort by columns separated by commas, `-` before a name for descending; runs without a value come last.
 
+        By a held-out metric, runs whose number was taken under another protocol, and then imported ones, come after
+        those that compare: an order over all of them would name a best run that nothing shows to be better.
+
         Raises:
             UsageError: for an unknown column.
         """
@@ -178,8 +185,27 @@ class Columns:
             values = [(sort_key(column.value(run)), run) for run in result]
             present = [(value, run) for value, run in values if value is not None]
             present.sort(key=itemgetter(0), reverse=key.startswith("-"))
+            present.sort(key=lambda pair: self._rank(column, pair[1]))  # stable
             result = [run for _, run in present] + [run for value, run in values if value is None]
         return result
+
+    def incomparable(self, runs: Sequence[RunState], keys: str) -> list[str]:
+        """Return those of the runs whose value of the first held-out metric among `keys` was measured otherwise.
+
+        Args:
+            runs: of the list that is shown.
+            keys: as `ordered` takes them.
+        """
+        columns = [self.find(key.strip().lstrip("-")) for key in keys.split(",") if key.strip()]
+        column = next((column for column in columns if column.env), None)
+        return [] if column is None else [run.run for run in runs if self._rank(column, run)]
+
+    def _rank(self, column: Column, run: RunState) -> int:
+        """Return how far a run's value of a column is from comparing: 0, 1 (other protocol) or 2 (other system)."""
+        data = self._last[run.run].get(column.env) if column.env else None
+        if column.env is None or data is None or protocol_of(run, data) == self._protocols.get(column.env):
+            return 0
+        return 2 if run.kind == "import" else 1
 
     def _single(self, column: Column) -> None:
         """Refuse to compare a metric that means something else in each environment."""
@@ -190,6 +216,10 @@ class Columns:
     @cached_property
     def _last(self) -> dict[str, dict[str, dict[str, Any]]]:
         return {run.run: last_policy_evals(run) for run in self._runs}
+
+    @cached_property
+    def _protocols(self) -> dict[str, str]:
+        return reference_protocols(self._runs)
 
     @cached_property
     def _envs(self) -> list[str]:
@@ -222,12 +252,12 @@ class Columns:
 
         only = self._envs[0] if len(self._envs) == 1 else None
         value = _absent if not self._envs else _ambiguous if only is None else interval(only, "mean")
-        columns = [Column(name, by_env, value, gain)]
+        columns = [Column(name, by_env, value, gain, only)]
         for env in self._envs:
-            columns.append(Column(f"{name}.{env}", interval(env), interval(env, "mean"), gain))
+            columns.append(Column(f"{name}.{env}", interval(env), interval(env, "mean"), gain, env))
             for bound in _BOUNDS:
                 spellings = [f"{name}.{env}.{bound}"] + [f"{name}.{bound}"] * (only is not None)
-                columns += [Column(text, interval(env, bound), interval(env, bound), gain) for text in spellings]
+                columns += [Column(text, interval(env, bound), interval(env, bound), gain, env) for text in spellings]
         if not self._envs:
             columns += [Column(f"{name}.{bound}", _absent, _absent, gain) for bound in _BOUNDS]
         return columns

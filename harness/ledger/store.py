@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from harness.ledger.events import (
     make_event,
     parse_line,
 )
-from harness.ledger.fold import State, fold, in_order, refuse_unknown
+from harness.ledger.fold import State, fold, grown, in_order, refuse_unknown
 from harness.ledger.heads import LAG_BYTES, Head, entries, find_heads, find_mark, make_mark
 from harness.ledger.numbering import contests, heads, separate
 
@@ -66,6 +67,7 @@ class Ledger:
     _stamp: tuple[int, ...]
     _too_new: Event | None  # a critical event of an unknown kind
     _contested: bool  # a run number was given up or taken twice
+    _folded: tuple[int, State | None]  # how many events the last state was folded from, and that state
     _behind_mark: bool  # only lines after the mark were read, which is enough for an append to one run
 
     def __init__(self, path: Path | str, *, wait_s: float = 30.0, clock: Callable[[], int] = time.time_ns) -> None:
@@ -131,9 +133,18 @@ class Ledger:
             As `append`, and what `build` raises.
         """
         actor = current_actor()  # may ask git, so before the lock
-        return self._append(
-            lambda: [replace(new, actor=new.actor or actor) for new in build(fold(self._by_id.values()))]
-        )
+        return self._append(lambda: [replace(new, actor=new.actor or actor) for new in build(self._fold())])
+
+    def _fold(self) -> State:
+        """Return the state, folding only what was added since the last `append_locked` where that will do."""
+        before, state = self._folded
+        if state is not None and not self._contested:
+            added = list(islice(reversed(self._by_id.values()), len(self._by_id) - before))
+            state = grown(state, reversed(added))
+        if state is None or self._contested:
+            state = fold(self._by_id.values())
+        self._folded = (len(self._by_id), state)
+        return state
 
     def _append(self, build: Callable[[], list[NewEvent]], only: str | None = None) -> list[Event]:
         """Append what `build` returns; `only` names the run when it concerns no other and does not begin it."""
@@ -316,6 +327,7 @@ class Ledger:
         self._stamp = ()
         self._too_new = None
         self._contested = False
+        self._folded = (0, None)
         self._behind_mark = False
 
     def _read(self) -> None:

@@ -23,6 +23,9 @@ from harness.ledger.numbering import Numbering, contests, heads, new_number, sep
 
 __all__ = ["Check", "Finding", "check", "verify"]
 
+MAX_DAMAGED = 1000
+"""Damaged lines that are described one by one; a file that is no ledger at all may have millions."""
+
 
 class Check:
     """A verified ledger: what was found, and what it says.
@@ -120,7 +123,7 @@ def _lines(data: bytes) -> tuple[list[Placed], list[Finding]]:
     findings: list[Finding] = []
     lines = data.split(b"\n")
     tail = lines.pop()
-    offset = 0
+    offset = damaged = 0
     for number, line in enumerate(lines, 1):
         try:
             event = parse_line(line)
@@ -129,8 +132,12 @@ def _lines(data: bytes) -> tuple[list[Placed], list[Finding]]:
         except UnknownEventError as error:
             findings.append(Finding("too_new", "error", f"line {number}: {error}", number, offset))
         except ValueError as error:
-            findings.append(Finding("damage", "error", f"line {number} is damaged: {error}", number, offset))
+            damaged += 1
+            if damaged <= MAX_DAMAGED:
+                findings.append(Finding("damage", "error", f"line {number} is damaged: {error}", number, offset))
         offset += len(line) + 1
+    if damaged > MAX_DAMAGED:
+        findings.append(Finding("damage", "error", f"{damaged - MAX_DAMAGED} more lines are damaged", None, offset))
     if tail:
         number = len(lines) + 1
         try:

@@ -5,6 +5,7 @@ The block is a pure function of the ledger's state, so two people who render it 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from harness.core.files import atomic_write
 from harness.core.numbers import number_or_none, spell_duration, spell_interval
 from harness.core.text import md_escape
 from harness.ledger import RunState, State
-from harness.ledger.results import last_policy_evals
+from harness.ledger.results import last_policy_evals, protocol_of, reference_protocols
 from harness.program.model import Program
 
 BEGIN = "<!-- harness:begin -->"
@@ -53,26 +54,40 @@ def held_out(run: RunState, metric: str = "reward") -> list[HeldOut]:
     return result
 
 
-def best_runs(state: State) -> dict[str, tuple[RunState, HeldOut, int]]:
-    """Return per environment the run with the highest held-out reward, its result, and how many were evaluated.
+class Best(NamedTuple):
+    """The best run of an environment, its result, how many compare with it, and how many do not."""
+
+    run: RunState
+    result: HeldOut
+    tried: int
+    others: int
+
+
+def best_runs(state: State) -> dict[str, Best]:
+    """Return per environment the run with the highest held-out reward under the protocol of the newest run there.
 
     Of two equal runs the older one stands. Rejected runs and runs to be run again are out, and so are
-    imported ones, whose numbers another system took on other items.
+    imported ones, whose numbers another system took on other items. Runs that were measured on other items, by
+    another verifier or with other sampling are counted but not ranked.
     """
+    own = [run for run in state.runs.values() if run.kind != "import"]
+    reference = reference_protocols(own)
     best: dict[str, tuple[RunState, HeldOut]] = {}
-    tried: dict[str, int] = {}
-    for run in state.runs.values():
-        if run.kind == "import":
-            continue
+    tried, others = Counter[str](), Counter[str]()
+    for run in own:
+        last = last_policy_evals(run)
         for result in held_out(run):
             if result.mean != result.mean:
                 continue
-            tried[result.env] = tried.get(result.env, 0) + 1
+            if protocol_of(run, last[result.env]) != reference[result.env]:
+                others[result.env] += 1
+                continue
+            tried[result.env] += 1
             if run.decision in ("reject", "rerun"):
                 continue
             if result.env not in best or result.mean > best[result.env][1].mean:
                 best[result.env] = (run, result)
-    return {env: (*best[env], tried[env]) for env in sorted(best)}
+    return {env: Best(*best[env], tried[env], others[env]) for env in sorted(best)}
 
 
 def thread_block(state: State) -> str:
@@ -97,9 +112,10 @@ def _standing(state: State) -> list[str]:
         at = (champion.promoted or {}).get("at", "")
         lines.append(f"- Champion: **{champion.run}**, {_inline(champion.hypothesis)} (promoted {at[:10]})")
         lines += _results(champion)
-    for env, (run, result, tried) in best_runs(state).items():
+    for env, (run, result, tried, others) in best_runs(state).items():
         who = "the champion" if run is champion else f"**{run.run}**, {_inline(run.hypothesis)}"
-        lines.append(f"- Best on {_inline(env)} of {tried} evaluated: {who}")
+        apart = f" ({others} more under another protocol, not compared)" if others else ""
+        lines.append(f"- Best on {_inline(env)} of {tried} evaluated{apart}: {who}")
         lines += [] if run is champion else [_result(result)]
     if state.amendments:
         last = state.amendments[-1]

@@ -26,7 +26,7 @@ from harness.reports.model import (
     Sample,
     metric_order,
 )
-from harness.reports.warn import find_warnings
+from harness.reports.warn import damaged_files, find_warnings
 
 if TYPE_CHECKING:
     from harness.ledger import Event, RunState
@@ -78,7 +78,10 @@ def collect(
         notes=tuple(_note(note) for note in state.notes),
     )
     return find_warnings(
-        data, launch_changes=_launch_changes(state.events), broken_lines=int(summary.get("broken_lines", 0))
+        data,
+        launch_changes=_launch_changes(state.events),
+        broken_lines=int(summary.get("broken_lines", 0)),
+        damaged=damaged_files(summary),
     )
 
 

@@ -26,25 +26,24 @@ _LEFT_OUT = frozenset({"step", "time"})
 BEST, WORST, RANDOM = 2, 2, 3
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the JSON objects of a file and how many lines could not be read.
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the JSON objects of a file and the numbers of the lines that could not be read, from 1.
 
-    A killed process may leave a torn line, so a bad line is counted and shown, not fatal.
+    A killed process may leave a torn line, so a bad line is told, not fatal.
     """
     rows: list[dict[str, Any]] = []
-    broken = 0
-    for line in path.read_bytes().split(b"\n"):
+    broken: list[int] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             row = strict_loads(line)
         except (ValueError, RecursionError):
-            broken += 1
-            continue
+            row = None
         if isinstance(row, dict):
             rows.append(row)
         else:
-            broken += 1
+            broken.append(number)
     return rows, broken
 
 

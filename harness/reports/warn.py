@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from harness.core.numbers import number_or_none
 from harness.core.types import FailureClass
@@ -16,13 +18,20 @@ TRUNCATED_SHARE = 0.50
 LAST_STEPS = 5
 
 
-def find_warnings(data: ReportData, *, launch_changes: tuple[ChangeRow, ...] = (), broken_lines: int = 0) -> ReportData:
+def find_warnings(
+    data: ReportData,
+    *,
+    launch_changes: tuple[ChangeRow, ...] = (),
+    broken_lines: int = 0,
+    damaged: Mapping[str, Sequence[int]] | None = None,
+) -> ReportData:
     """Return the report data with its warnings, gravest first.
 
     Args:
         data: the view-model so far.
         launch_changes: changes found again at launch; those not in the change set are new.
-        broken_lines: lines of the metrics file that could not be read.
+        broken_lines: lines of the metrics file that could not be read, where nothing says which.
+        damaged: files of the run, each with the numbers of its unreadable lines.
     """
     found = [
         *_evidence(data),
@@ -30,9 +39,37 @@ def find_warnings(data: ReportData, *, launch_changes: tuple[ChangeRow, ...] = (
         *_training(data),
         *_change(data, launch_changes),
     ]
-    if broken_lines:
+    told = damaged or {}
+    if broken_lines and "metrics.jsonl" not in told:
         found.append(f"{broken_lines} line(s) of metrics.jsonl could not be read and are left out.")
+    found += [f"{damage_text(name, lines)}." for name, lines in told.items()]
     return replace(data, warnings=tuple(dict.fromkeys(found)))
+
+
+def damage_text(name: str, lines: Sequence[int]) -> str:
+    """Return which lines of a file were left out of a report, as the beginning of a sentence.
+
+    Args:
+        name: of the file.
+        lines: numbers, from 1.
+    """
+    shown = ", ".join(map(str, lines[:10])) + (f" and {len(lines) - 10} more" if len(lines) > 10 else "")
+    if len(lines) == 1:
+        return f"{name} line {shown} could not be read and is left out"
+    return f"{name} lines {shown} could not be read and are left out"
+
+
+def damaged_files(summary: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the files of the run that had unreadable lines when the summary was made, with the numbers of those lines.
+
+    A member that has another form is left out: a summary may have been edited.
+    """
+    entries = summary.get("damaged")
+    return {
+        str(entry["file"]): tuple(line for line in entry["lines"] if isinstance(line, int))
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, Mapping) and "file" in entry and isinstance(entry.get("lines"), list)
+    }
 
 
 def _evidence(data: ReportData) -> list[str]:

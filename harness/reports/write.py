@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.core.errors import ConfigError, NotFoundError
 from harness.core.files import atomic_write
@@ -38,6 +39,7 @@ from harness.reports.summary import (
     redistributable,
     training_args,
 )
+from harness.reports.warn import damaged_files
 
 MAX_FOLDER_BYTES = 5_000_000
 METRICS, ROLLOUTS, SUMMARY = "data/metrics.csv", "data/rollouts.jsonl", "data/summary.json"
@@ -49,10 +51,17 @@ _GENERATOR = re.compile(rb'<meta name="generator" content="([^"]*)">')
 
 @dataclass(frozen=True, slots=True)
 class ReportResult:
-    """What `write_report` did: every file of the report, and whether any of them is new or different."""
+    """What `write_report` did.
+
+    Args:
+        paths: every file of the report.
+        changed: whether any of them is new or different.
+        damaged: files of the run with the numbers of their lines that could not be read.
+    """
 
     paths: tuple[Path, ...]
     changed: bool
+    damaged: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def write_report(program: Program, run: str) -> ReportResult:
@@ -76,7 +85,8 @@ def write_report(program: Program, run: str) -> ReportResult:
     for path in _leftovers(folder, files):
         path.unlink()
         changed = True
-    return ReportResult(tuple(folder / name for name in files), changed)
+    damaged = damaged_files(parse_summary(files[SUMMARY].decode(), SUMMARY))
+    return ReportResult(tuple(folder / name for name in files), changed, tuple(damaged.items()))
 
 
 def check_report(program: Program, run: str) -> list[str]:
@@ -194,11 +204,19 @@ def compact_files(program: Program, state: RunState, context: Context) -> dict[s
 
 
 def _from_outputs(program: Program, outputs: Path, state: RunState, context: Context) -> dict[str, str]:
-    rows, broken = read_lines(outputs / "metrics.jsonl")
+    damaged: dict[str, list[int]] = {}
+
+    def read(path: Path) -> list[dict[str, Any]]:
+        found, broken = read_lines(path)
+        if broken:
+            damaged[path.relative_to(outputs).as_posix()] = broken
+        return found
+
+    rows = read(outputs / "metrics.jsonl")
     shared = {env: redistributable(env, args) for env, args in sorted(training_args(state).items())}
     lines = []
     for env, by_step in sorted(_stored_rollouts(outputs / "rollouts").items()):
-        picks = choose_samples(state.run, env, {step: read_lines(path)[0] for step, path in by_step.items()})
+        picks = choose_samples(state.run, env, {step: read(path) for step, path in by_step.items()})
         lines += [sample_line(row, redistributable=shared.get(env, False)) + "\n" for row in picks]
     tasks = evaluated_tasks(program.root, state, context)
     captured, packages = capture(outputs / "environment.json")
@@ -208,8 +226,10 @@ def _from_outputs(program: Program, outputs: Path, state: RunState, context: Con
         "redistributable": shared,
         "labels": label_rows(program.root, state, tasks),
         "baselines": baseline_rows(tasks),
-        "broken_lines": broken,
+        "broken_lines": len(damaged.get("metrics.jsonl", ())),
     }
+    if damaged:  # left out otherwise, so that reports of whole files keep their bytes
+        summary["damaged"] = [{"file": name, "lines": lines} for name, lines in sorted(damaged.items())]
     return {METRICS: metrics_csv(merge_metrics(rows)), ROLLOUTS: "".join(lines), SUMMARY: dump_summary(summary)}
 
 

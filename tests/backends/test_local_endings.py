@@ -55,8 +55,15 @@ def test_sigint_in_a_step_is_130_and_says_how_to_go_on(launch_server, toy_progra
     assert_verifies(toy_program)
 
 
+def test_a_terminal_that_closes_interrupts_and_leaves_no_stale_run(launch_server, toy_program):
+    ended = launch_server.launch(toy_program.root, faults=[{"kind": "signal", "name": "SIGHUP", "call": 1}])
+    assert ended.code == 143
+    assert attempts(toy_program)[-1]["outcome"] == "interrupted"
+    assert_verifies(toy_program)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_a_signal_to_a_process_of_its_own(launch_server, toy_program, number, code):
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.launch_server", "launch", RUN],
@@ -64,6 +71,7 @@ def test_a_signal_to_a_process_of_its_own(launch_server, toy_program, number, co
         env=launch_server.environment | {"HARNESS_PROGRAM": str(toy_program.root)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where nohup runs the tests
     )
     metrics = toy_program.run_dir(RUN) / "metrics.jsonl"
     wait_for(metrics)

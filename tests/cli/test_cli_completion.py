@@ -1,8 +1,10 @@
 """Shell completion: the fast way answers as typer does, loads next to nothing, and never disturbs the line."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.core
@@ -110,3 +112,50 @@ def test_completing_a_run_loads_neither_typer_nor_anything_heavy(program):
     assert done.stdout == "run-001\n"
     banned = {"typer", "pydantic", "rich", "numpy", "torch", "tomlkit", "duckdb", "json", "harness.ledger"}
     assert not set(done.stderr.split()) & banned
+
+
+INSTALLED = {
+    "bash": (".bash_completions/harness.sh", ".bashrc", "source "),
+    "zsh": (".zfunc/_harness", ".zshrc", "fpath+="),
+    "fish": (".config/fish/completions/harness.fish", None, ""),
+}
+
+
+def install(shell, home):
+    """Run `--install-completion` in a home of its own; the shell is named instead of guessed from the parents."""
+    environ = os.environ | {"HOME": str(home), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    line = [sys.executable, "-c", "import sys; from harness.cli.main import main; sys.exit(main())"]
+    return subprocess.run(
+        [*line, "--install-completion", shell], capture_output=True, text=True, timeout=60, env=environ, cwd=home
+    )
+
+
+@pytest.mark.parametrize("shell", INSTALLED)
+def test_completion_installs_itself_once_for_every_shell(tmp_path, shell):
+    script, startup, line = INSTALLED[shell]
+    done = install(shell, tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / script).read_text()
+    assert "_HARNESS_COMPLETE" in text and "harness" in text
+    if startup:
+        assert line in (tmp_path / startup).read_text()
+    assert install(shell, tmp_path).returncode == 0
+    assert (tmp_path / script).read_text() == text
+    if startup:
+        assert (tmp_path / startup).read_text().count(line) == 1
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash on this system")
+def test_the_installed_script_completes_run_ids_in_the_shell_itself(program, tmp_path):
+    assert install("bash", tmp_path).returncode == 0
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "harness").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness "$@"\n')
+    (folder / "harness").chmod(0o755)
+    asked = (
+        f"source {tmp_path / INSTALLED['bash'][0]}; COMP_WORDS=(harness show run-); COMP_CWORD=2; "
+        "_harness_completion harness; echo ${COMPREPLY[@]}"
+    )
+    environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60, env=environ)
+    assert done.stdout == "run-001\n", done.stderr

@@ -209,11 +209,14 @@ def test_streams_of_an_ascii_locale_and_a_closed_stdin(program):
     assert "--answer" in closed.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
 def test_signals_have_codes_of_their_own(program, number, code):
     (program.run_dir("run-001") / "detached.json").write_text(json.dumps(this_process()))
     child = subprocess.Popen(
-        [sys.executable, "-m", "harness", "wait", "run-001", "--json"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "harness", "wait", "run-001", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where nohup runs the tests
     )
     try:
         wait_for_handler(child)
@@ -234,7 +237,7 @@ def wait_for_handler(child, timeout_s=30):
         return
     while time.monotonic() < deadline:
         caught = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt"))
-        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:  # Python itself catches SIGINT from the start
+        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:  # the last one; Python itself catches SIGINT from the start
             return
         time.sleep(0.05)
     raise AssertionError("the command never installed its signal handlers")

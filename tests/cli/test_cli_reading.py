@@ -70,6 +70,29 @@ def test_list_chooses_runs_columns_and_order(cli, campaign):
     ]
 
 
+def test_an_order_says_what_does_not_compare(cli, campaign):
+    ledger = Ledger(campaign.ledger)
+    ledger.append("run-003", "evaluated", evaluation(0.5, 0.4))
+    ledger.append("run-002", "evaluated", evaluation(0.7, 0.6, step=20, protocol={"samples": 9}))
+    ledger.append("run-004", "evaluated", evaluation(0.9, 0.8))
+    document = cli("list", "--sort", "-reward", "--json").document
+    assert [row["run"] for row in document["rows"]] == ["run-003", "run-001", "run-002", "run-004"]
+    assert document["not_comparable"] == ["run-002", "run-004"]
+    assert cli("list", "--sort", "-reward", "--columns", "run,reward").out.splitlines()[-2:] == [
+        "run-002: measured under another protocol: not comparable with the runs above",
+        "run-004: imported: not comparable with the runs above",
+    ]
+    assert cli("list", "--sort", "-run", "--json").document["not_comparable"] == []
+    assert "not comparable" not in cli("list", "--where", "reward>0").out
+
+
+def test_imported_runs_wait_for_no_decision(cli, campaign):
+    status = cli("status", "--json").document
+    assert status["undecided"] == ["run-001"]
+    assert status["next"] == 'harness new-run --hypothesis "…"'  # run-003 was rejected, and run-004 is over
+    assert "run-004" not in cli("status").out
+
+
 def test_list_combines_its_short_options_with_conditions(cli, campaign):
     rows = cli("list", "--decision", "keep", "--where", "reward>0.5", "--json").document["rows"]
     assert [row["run"] for row in rows] == ["run-002"]

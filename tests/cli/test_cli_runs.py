@@ -445,3 +445,16 @@ def test_after_two_steps_the_rest_is_projected():
     assert projection["message"].startswith("4.0 s a step, 1.5 min to step 30")
     assert "GiB" in projection["message"]
     assert len(seen) == 6
+
+
+def test_report_warns_of_damaged_rollouts_on_standard_error(cli, program):
+    outputs = program.run_dir("run-001")
+    (outputs / "metrics.jsonl").write_text('{"step": 2, "train/drugprot/reward/mean": 0.5}\n')
+    with (outputs / "rollouts/step_2/drugprot.jsonl").open("ab") as file:
+        file.write(b'{"task": "torn')
+    answer = cli("report", "run-001")
+    assert answer.code == 0
+    told = "warning: run-001: rollouts/step_2/drugprot.jsonl line 9 could not be read and is left out\n"
+    assert told in answer.err
+    (row,) = cli("report", "run-001", "--json").document["detail"]["reports"]
+    assert row["damaged"] == [{"file": "rollouts/step_2/drugprot.jsonl", "lines": [9]}]

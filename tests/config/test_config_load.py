@@ -241,3 +241,31 @@ def test_a_huge_assignment_is_quoted_short(base):
         with pytest.raises(ConfigError) as caught:
             set_key(base, assignment)
         assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message", "hint"),
+    [
+        ("lora.dropout=1", "lora.dropout must be less than 1, not 1", "would drop every adapter"),
+        ("lora.alpha=1e308", "lora.alpha must be less than or equal to 1000000, not 1e+308", "the default is 32"),
+        ("optimizer.beta1=1", "optimizer.beta1 must be less than 1, not 1", "no gradient would ever count"),
+        ("optimizer.beta2=1.0", "optimizer.beta2 must be less than 1, not 1", "second-moment decay"),
+        (
+            "sampling.context=1",
+            "sampling.context = 1 leaves no room for a prompt beside a completion of max_tokens",
+            "",
+        ),
+        ("sampling.max_tokens=2048", "leaves no room for a prompt beside a completion of max_tokens = 2048", ""),
+        ("env.drugprot.sampling.max_tokens=4096", "no room for a prompt beside a completion of max_tokens = 4096", ""),
+    ],
+)
+def test_a_value_that_could_not_train_is_refused_when_it_is_set(base, assignment, message, hint):
+    with pytest.raises(ConfigError) as caught:
+        set_key(base, assignment)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_values_just_inside_the_bounds_are_taken(base):
+    for assignment in ("lora.dropout=0.999", "lora.alpha=1e6", "optimizer.beta1=0.9999", "sampling.context=65"):
+        set_key(base, assignment)

@@ -159,3 +159,65 @@ def write_results(folder, rows, **metadata):
     }
     (folder / "metadata.json").write_text(json.dumps(known | metadata))
     return folder
+
+
+def trace(reward=1.0, agent="agent", **more):
+    """One trace of verifiers v1 as its writer dumps it: nulls dropped, a tool turn, a branch that was given up."""
+
+    def node(role, content, parent=None, sampled=False):
+        found = {"message": {"role": role, "content": content}, "sampled": sampled, "token_ids": [1], "mask": [sampled]}
+        return found if parent is None else found | {"parent": parent}
+
+    nodes = [
+        node("system", "Answer."),
+        node("user", [{"type": "text", "text": "Which?"}], 0),
+        node("assistant", "given up", 1, True),
+        node("assistant", "\x1b[31mB\x1b[0m", 1, True),
+    ]
+    calls = [
+        {"node": 2, "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}, "finish_reason": "stop"},
+        {"node": 3, "usage": {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}, "finish_reason": "stop"},
+    ]
+    found = {
+        "version": 1,
+        "id": "t",
+        "task": {"type": "Toy", "data": {"idx": 0, "prompt": "Which?"}, "key": "toy-0", "hash": "ab"},
+        "agent": {"config": {"model": "m"}, "name": agent, "trainable": True},
+        "nodes": nodes,
+        "calls": calls,
+        "rewards": {"exact": {"score": reward, "weight": 0.8}, "format": {"score": 1.0, "weight": 0.2}},
+        "metrics": {"turns": 1.0},
+        "is_completed": True,
+        "ok": True,
+        "stop_condition": "done",
+        "errors": [],
+    }
+    return found | more
+
+
+def episode(key, *traces, **more):
+    found = {
+        "id": "e",
+        "env": {"id": "acme/toy-env"},
+        "task": {"type": "Toy", "data": {"idx": 0}, "key": key, "hash": "ab"},
+        "ok": True,
+        "errors": [],
+        "traces": list(traces),
+    }
+    return found | more
+
+
+def write_traces(folder, episodes, torn="", **settings):
+    (folder / "configs" / "resolved").mkdir(parents=True)
+    lines = "".join(json.dumps(row) + "\n" for row in episodes)
+    (folder / "traces.jsonl").write_text(lines + torn)
+    known = {
+        "model": "m",
+        "num_tasks": 3,
+        "num_rollouts": 2,
+        "env": {"taskset": {"id": "toy-env"}},
+        "client": {"base_url": "http://x", "headers": {"X": "secret"}},
+        "sampling": {"temperature": 0.7},
+    }
+    (folder / "configs" / "resolved" / "eval.json").write_text(json.dumps(known | settings))
+    return folder

@@ -184,6 +184,7 @@ READERS = {
     "wandb-offline": (wandb_offline, "run-1.wandb", golden.WANDB),
     "tensorboard": (tensorboard, "events.out.tfevents.1", golden.TENSORBOARD),
     "verifiers": (verifiers, "results.jsonl", (json.dumps(builders.result_row(0, 1.0)) + "\n").encode()),
+    "verifiers-v1": (verifiers, "traces.jsonl", (json.dumps(builders.episode("a", builders.trace())) + "\n").encode()),
     "trl": (trl, "trainer_state.json", json.dumps(builders.trainer_state()).encode()),
     "wandb-csv": (wandb_csv, "a.csv", b'"Step","r - m"\n1,0.5\n2,0.25\n'),
 }
@@ -223,7 +224,7 @@ def test_mlflow_metadata_that_is_no_mapping_is_refused(tmp_path):
 
 
 def test_no_reader_executes_what_it_reads():
-    assert set(FORMATS) >= set(READERS)
+    assert set(FORMATS) >= set(READERS) - {"verifiers-v1"}
     for path in PACKAGE.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

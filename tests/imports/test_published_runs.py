@@ -103,6 +103,9 @@ def test_a_program_made_for_them_lists_compares_and_draws_them(program, cli):
     ]
     tree = cli("lineage", "--json").document
     assert {row["run"]: row["parent"] for row in tree["rows"]} == {row["run"]: row["parent"] for row in listed["rows"]}
+    ranked = cli("list", "--sort", "-reward", "--json").document
+    assert [row["run"] for row in ranked["rows"]] == sorted(ids.values(), key=rewards.__getitem__, reverse=True)
+    assert ranked["not_comparable"] == []  # one import, one protocol
     shown = cli("show", ids["w1-alpha128-baseline"])
     assert "stopped" in shown.out and "lora_alpha" in shown.out and "0.689" in shown.out
     run = ids["w1-alpha64-lr1e-5"]
@@ -114,3 +117,15 @@ def test_a_program_made_for_them_lists_compares_and_draws_them(program, cli):
     assert [finding for finding in verify(program.ledger) if finding.severity == "error"] == []
     assert cli("import", RUNS, "--json").document["detail"]["new"] == 0
     assert sum(event.kind == "imported" for event in Ledger(program.ledger).events()) == 12
+
+
+def test_the_learning_curves_of_all_twelve_say_what_their_authors_say(program, cli, tmp_path):
+    assert cli("import", RUNS, "--infer-parents").code == 0
+    document = cli("curves", "--png", tmp_path / "curves.png", "--json").document
+    rows = {row["name"]: row for row in document["rows"]}
+    assert set(rows) == set(FACTS) and document["not_comparable"] == []
+    assert {name: row["last_step"] for name, row in rows.items()} == {name: facts[0] for name, facts in FACTS.items()}
+    collapsed = rows.pop("w1-alpha64-lr1e-5")
+    assert collapsed["highest"] > 0.6 and collapsed["last"] < 0.01 and collapsed["lowest_step"] >= 77
+    assert min(row["last"] for row in rows.values()) > 0.4  # no other run collapsed
+    assert (tmp_path / "curves.png").stat().st_size > 50_000

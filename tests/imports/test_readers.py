@@ -276,10 +276,77 @@ def test_a_broken_result_is_named_by_its_line(tmp_path):
         verifiers.read(source(tmp_path))
 
 
+def test_traces_of_verifiers_v1_become_one_eval_with_items(tmp_path):
+    error = {"type": "ProviderError", "message": "502", "status_code": 502}
+    broken = builders.trace(errors=[error], ok=False, rewards={})
+    scoring = builders.trace(errors=[{"type": "TaskError", "message": "boom"}], ok=False, rewards={"exact": None})
+    tool = builders.trace(errors=[{"type": "ToolsetError", "message": "gone"}], ok=False, rewards={})
+    cut = builders.trace(0.0, stop_condition="max_turns")
+    rows = [
+        builders.episode("a", builders.trace(1.0)),
+        builders.episode("a", builders.trace(0.0, errors=[error])),  # the second attempt went well
+        builders.episode("b", cut),
+        builders.episode("b", broken, ok=False),
+        builders.episode("c", scoring, ok=False),
+        builders.episode("c", tool, ok=False),
+        builders.episode("d", ok=False, errors=[error]),  # broke before its first trace
+    ]
+    (run,) = verifiers.read(source(builders.write_traces(tmp_path / "toy--m--null--ab", rows, num_tasks=4)))
+    (result,) = run.evals
+    items = result.items
+    assert [item.key for item in items] == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0), ("c", 1), ("d", 0)]
+    assert [item.failure for item in items] == [None, "model", "model", "infra", "verifier", "tool", "infra"]
+    assert [round(item.reward, 6) for item in items[:3]] == [1.0, 0.2, 0.2]  # 0.8 exact + 0.2 format
+    assert dict(items[1].components) == {"exact": 0.0, "format": 1.0, "turns": 1.0}
+    assert [item.finish for item in items[:3]] == [None, None, "length"]
+    assert (result.env, result.requested, result.samples) == ("toy-env", 8, 2)
+    assert (run.outcome, run.reason) == ("stopped", "7 of 8 results are in the file")
+    assert "client" not in run.config and run.config["sampling"] == {"temperature": 0.7}
+    first = run.rollouts[0][0]
+    assert first["prompt"] == "[system]\nAnswer.\n[user]\nWhich?"
+    assert first["completion"] == "[assistant]\n\x1b[31mB\x1b[0m"  # the last branch, as it was written
+    assert (first["tokens"], first["finish"]) == (7, "done")
+    assert run.rollouts[0][3]["diagnostics"] == {"error": "ProviderError: 502"}
+
+
+def test_bare_traces_a_toml_config_and_a_torn_end_are_read(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    line = json.dumps(builders.trace(1.0))
+    (folder / "traces.jsonl").write_text(line + "\n" + line[:40])
+    (folder / "config.toml").write_text('model = "m"\n[taskset]\nid = "toy"\n')
+    (run,) = verifiers.read(source(folder))
+    assert (run.name, run.evals[0].items[0].task, len(run.evals[0].items)) == ("toy m", "toy-0", 1)
+    assert run.not_read == ("line 2 of traces.jsonl, which is torn",)
+    (folder / "traces.jsonl").write_text(line[:40] + "\n" + line + "\n")
+    with pytest.raises(SourceError, match=r"traces\.jsonl line 1 is damaged"):
+        verifiers.read(source(folder))
+    (folder / "traces.jsonl").write_text('{"reward": 1}\n')
+    with pytest.raises(SourceError, match="is no episode"):
+        verifiers.read(source(folder))
+
+
+def test_agents_that_are_not_trained_are_left_out_and_others_kept_apart(tmp_path):
+    judge = builders.trace(0.0, agent="judge")
+    judge["agent"]["trainable"] = False
+    two = builders.episode("a", builders.trace(agent="solver"), builders.trace(0.0, agent="critic"), judge)
+    (run,) = verifiers.read(source(builders.write_traces(tmp_path / "x", [two])))
+    assert [(item.task, item.cluster) for item in run.evals[0].items] == [("a [solver]", "a"), ("a [critic]", "a")]
+
+
+def test_a_circle_in_a_message_graph_ends(tmp_path):
+    looped = builders.trace()
+    looped["nodes"][0]["parent"] = 3
+    looped["nodes"][1]["parent"] = 1
+    (run,) = verifiers.read(source(builders.write_traces(tmp_path / "x", [builders.episode("a", looped)])))
+    assert run.rollouts[0][0]["prompt"] == "[user]\nWhich?"
+
+
 def test_the_format_is_found_and_an_unclear_one_is_asked_for(tmp_path):
     builders.write_exports(tmp_path / "csv")
     builders.write_mlflow(tmp_path / "mlruns")
     builders.write_results(tmp_path / "evals", [builders.result_row(0, 1.0)])
+    builders.write_traces(tmp_path / "traces", [builders.episode("a", builders.trace())])
     (tmp_path / "tb").mkdir()
     (tmp_path / "tb" / "events.out.tfevents.1").write_bytes(builders.event_file([]))
     (tmp_path / "trl").mkdir()
@@ -290,6 +357,7 @@ def test_the_format_is_found_and_an_unclear_one_is_asked_for(tmp_path):
         "csv": "wandb-csv",
         "mlruns": "mlflow",
         "evals": "verifiers",
+        "traces": "verifiers",
         "tb": "tensorboard",
         "trl": "trl",
         "wandb": "wandb-offline",

@@ -132,6 +132,22 @@ def test_what_json_would_change_is_refused(data, reason) -> None:
         make(data)
 
 
+def test_limits_are_exact() -> None:
+    for number in (-(2**63), 2**63 - 1):
+        assert parse_line(make({"n": number}).line).data == {"n": number}
+    for number in (-(2**63) - 1, 2**63):
+        with pytest.raises(UsageError, match="64 bits"):
+            make({"n": number})
+    room = MAX_LINE_BYTES - len(make({"text": ""}).line)
+    largest = make({"text": "x" * room})
+    assert len(largest.line) == MAX_LINE_BYTES and parse_line(largest.line).data == {"text": "x" * room}
+    with pytest.raises(UsageError, match="put large content in a file"):
+        make({"text": "x" * (room + 1)})
+    data = '{"text":"' + "x" * (room + 1000) + '"}'
+    with pytest.raises(ValueError, match="more than"):
+        parse_line(rehash(body(data=0).replace('"data":0', f'"data":{data}')))
+
+
 def test_deepest_allowed_nesting_is_stored() -> None:
     assert parse_line(make(nested(61)).line).data == nested(61)
 

@@ -305,6 +305,17 @@ def test_a_first_append_reads_only_what_is_behind_the_mark(ledger, path, monkeyp
     assert verify(path) == []
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+def test_an_append_behind_the_mark_leaves_no_file_open(ledger, path) -> None:
+    fill(ledger)
+    index.read_state(path)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        Ledger(path).append("run-002", "noted", {"text": "x"})
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_mark_does_not_hide_what_an_append_must_refuse(ledger, path, event) -> None:
     fill(ledger)
     index.read_state(path)

@@ -120,3 +120,14 @@ def test_a_number_that_was_given_up_names_the_new_one(event, branches, path) -> 
     write(path, *branches[2:4], renumbered(event, branches[3]))
     with pytest.raises(NotFoundError, match="run-009"):
         Ledger(path).append("run-001", "noted", {"text": "n"})
+
+
+def test_a_contested_number_stands_in_the_way_of_nothing_else(event, branches, path) -> None:
+    note = event("program", number=20, second=8, data={"text": "about the program"})
+    write(path, *branches, note)
+    ledger = Ledger(path)
+    assert ledger.append("program", "noted", {"text": "n"}).prev == (note.sha,)
+    assert ledger.append("run-002", "noted", {"text": "n"}).prev == (branches[4].sha,)
+    with pytest.raises(NotFoundError, match="run-777 is not in"):
+        ledger.append("run-777", "noted", {"text": "n"})
+    assert ledger.append("run-777", "created", {"hypothesis": "h"}).prev == ()

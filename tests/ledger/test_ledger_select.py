@@ -146,6 +146,41 @@ def test_wrong_conditions_are_answered_with_the_nearest(state, condition, messag
     assert hint in caught.value.hint
 
 
+def under(reward, **binding):
+    return ("evaluated", evaluated(reward, 0.1) | {"items_sha": "a", "verifier": "1"} | binding)
+
+
+def imported(name):
+    return ("imported", {"type": "import", "hypothesis": name, "format": "wandb-csv", "source": {"name": name}})
+
+
+def test_an_order_by_a_metric_puts_what_does_not_compare_last():
+    state = state_of(
+        {
+            "run-001": [created(), under(0.9, items_sha="b")],
+            "run-002": [created(), under(0.3)],
+            "run-003": [imported("x"), under(0.8)],
+            "run-004": [created(), under(0.5)],
+            "run-005": [created()],
+            "run-006": [imported("y"), under(0.95)],
+        }
+    )
+    assert chosen(state, sort="-reward") == ["run-004", "run-002", "run-001", "run-006", "run-003", "run-005"]
+    assert chosen(state, sort="reward") == ["run-002", "run-004", "run-001", "run-003", "run-006", "run-005"]
+    assert chosen(state, sort="-reward.drugprot.low")[:2] == ["run-004", "run-002"]
+    assert chosen(state, sort="-run") == [f"run-00{number}" for number in (6, 5, 4, 3, 2, 1)]
+    columns = columns_of(state)
+    runs = list(state.runs.values())
+    assert columns.incomparable(runs, "decision,-reward") == ["run-001", "run-003", "run-006"]
+    assert columns.incomparable(runs, "-run") == columns.incomparable(runs, "") == []
+
+
+def test_imports_of_one_source_compare_with_each_other_when_the_program_has_nothing_else():
+    state = state_of({f"run-00{i}": [imported("x"), under(0.1 * i)] for i in (1, 3, 2)} | {"run-004": [created()]})
+    assert chosen(state, sort="-reward") == ["run-003", "run-002", "run-001", "run-004"]
+    assert columns_of(state).incomparable(list(state.runs.values()), "-reward") == []
+
+
 def test_a_metric_of_several_environments_is_named_not_guessed(state):
     state = state_of(
         {"run-001": [created(), ("evaluated", evaluated(0.2, 0.1)), ("evaluated", evaluated(0.9, 0.5, "tool"))]}

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from harness.core.errors import BusyError, ExitCode, LedgerCorruptError, NotFoundError, RefusedError, UsageError
-from harness.ledger import Ledger, NewEvent, UnknownEventError
+from harness.ledger import Ledger, NewEvent, UnknownEventError, fold, store
 from harness.ledger.verify import verify
 
 
@@ -107,6 +107,35 @@ def test_append_locked_sees_the_state_and_writes_all_or_nothing(ledger, path) ->
         ledger.append_locked(lambda state: [NewEvent(state.runs["run-009"].run, "noted", {})])
     assert ledger.append_locked(lambda state: []) == []
     assert path.read_bytes() == before
+
+
+def test_append_locked_folds_only_what_is_new_and_sees_everything(ledger, path, monkeypatch) -> None:
+    fill(ledger)
+    folds = []
+    monkeypatch.setattr(store, "fold", lambda events: folds.append(1) or fold(events))
+    seen = []
+
+    def build(state):
+        seen.append({name: [event.sha for event in run.events] for name, run in state.runs.items()})
+        return [NewEvent(f"run-{len(state.runs) + 1:03d}", "created", {})]
+
+    def everything():
+        return {name: [event.sha for event in run.events] for name, run in fold(Ledger(path).events()).runs.items()}
+
+    for folded in (1, 1, 1):
+        before = everything()
+        ledger.append_locked(build)
+        assert seen[-1] == before and len(folds) == folded
+        Ledger(path).append("run-001", "noted", {"text": "by another process"})
+        Ledger(path).append("program", "amended", {"file": "PLAN.md"})
+    ledger.append("run-003", "promoted", {})  # which run leads depends on all of them
+    for folded in (2, 2):
+        before = everything()
+        ledger.append_locked(build)
+        assert seen[-1] == before and len(folds) == folded
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[0] + b"\n")  # an older copy
+    ledger.append_locked(build)
+    assert list(seen[-1]) == ["run-001"] and len(folds) == 3
 
 
 def test_build_may_read_but_not_append(ledger) -> None:

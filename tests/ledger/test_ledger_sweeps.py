@@ -14,7 +14,8 @@ from harness.core.errors import HarnessError, InfraError, LedgerCorruptError
 from harness.core.files import atomic_write
 from harness.ledger import Ledger, NewEvent, cache, store
 from harness.ledger.events import parse_line
-from harness.ledger.verify import verify
+from harness.ledger.lost import Base, shas
+from harness.ledger.verify import check, verify
 from tests.ledger.test_ledger_faults import FORK, kill_loop
 
 CALLS = ("write", "fsync", "ftruncate", "replace")
@@ -133,6 +134,21 @@ def test_a_changed_byte_is_noticed_by_readers_writers_and_verify(path) -> None:
     change_bytes(path, data, sorted(draw.sample(range(len(data)), 60)), draw)
 
 
+def every_byte_changed_is_found_by_verify(path, data: bytes, draw: random.Random) -> None:
+    for position in range(len(data)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ draw.randrange(1, 256)]) + data[position + 1 :])
+        assert {finding.kind for finding in verify(path)} & {"damage", "torn"}, position
+
+
+def test_every_byte_changed_once_is_found_by_verify(path) -> None:
+    every_byte_changed_is_found_by_verify(path, fill(path, 3), random.Random(9))
+
+
+@pytest.mark.slow
+def test_every_byte_of_two_hundred_events_changed_once_is_found_by_verify(path) -> None:
+    every_byte_changed_is_found_by_verify(path, fill(path, 200), random.Random(10))
+
+
 @pytest.mark.slow
 def test_every_byte_of_two_hundred_events_changed_once_is_noticed(path) -> None:
     data = fill(path, 200)
@@ -145,6 +161,48 @@ def test_every_byte_of_two_hundred_events_changed_once_is_noticed(path) -> None:
             changed = bytes([line[position] ^ draw.randrange(1, 256)])
             with pytest.raises(ValueError):
                 parse_line(line[:position] + changed + line[position + 1 :])
+
+
+def interleaved(path, runs: int, notes: int) -> list[bytes]:
+    """Fill a ledger with runs that go on in turns, and some events about the program; return its lines."""
+    ledger = Ledger(path)
+    for number in range(1, runs + 1):
+        ledger.append(f"run-{number:03d}", "created", {"hypothesis": "h"})
+    for note in range(notes):
+        ledger.append("program", "noted", {"text": f"{note}"})
+        for number in range(1, runs + 1):
+            ledger.append(f"run-{number:03d}", "noted", {"text": f"{note}"})
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_whole_records_lost_at_the_end_are_found_against_every_earlier_copy(path) -> None:
+    lines = interleaved(path, runs=3, notes=4)
+    whole = b"".join(lines)
+    base, heads = Base("main", whole, shas(whole)), check(path).heads()
+    for kept in range(len(lines)):
+        path.write_bytes(b"".join(lines[:kept]))
+        alone = check(path).findings
+        against = [finding.kind for finding in check(path, base=base).findings]
+        recorded = [finding.kind for finding in check(path, recorded=heads).findings]
+        assert alone == []  # what docs/ledger.md says cannot be seen without an earlier copy
+        assert set(against) <= {"lost_event", "lost_run"} and against, kept
+        assert set(recorded) == {"lost_event"}, kept
+        gone = {line.split(b'"run":"')[1].split(b'"')[0].decode() for line in lines[kept:]}
+        assert {f.run for f in check(path, base=base).findings} == gone
+        assert {f.run for f in check(path, recorded=heads).findings} == gone
+
+
+def test_whole_runs_that_were_deleted_are_found_against_every_earlier_copy(path) -> None:
+    lines = interleaved(path, runs=4, notes=2)
+    whole = b"".join(lines)
+    base, heads = Base("main", whole, shas(whole)), check(path).heads()
+    for chosen in range(1, 16):  # every set of the four runs
+        gone = {f"run-{number + 1:03d}" for number in range(4) if chosen >> number & 1}
+        path.write_bytes(b"".join(line for line in lines if not any(run.encode() in line for run in gone)))
+        assert check(path).findings == []
+        against, recorded = check(path, base=base).findings, check(path, recorded=heads).findings
+        assert [(f.kind, f.run) for f in against] == [("lost_run", run) for run in sorted(gone)]
+        assert [(f.kind, f.run) for f in recorded] == [("lost_event", run) for run in sorted(gone)]
 
 
 LIMITED = """

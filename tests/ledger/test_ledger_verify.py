@@ -291,3 +291,13 @@ def test_a_config_that_is_a_link_to_itself_is_missing(ledger, path, tmp_path) ->
     config.unlink()
     config.symlink_to(config)
     assert kinds(path) == ["missing_file"]
+
+
+def test_a_file_that_is_no_ledger_is_not_described_line_by_line(path, monkeypatch) -> None:
+    monkeypatch.setattr("harness.ledger.verify.MAX_DAMAGED", 3)
+    path.write_bytes(b"no event\n" * 3)
+    assert [finding.line for finding in verify(path)] == [1, 2, 3]
+    path.write_bytes(b"no event\n" * 10)
+    findings = verify(path)
+    assert [finding.line for finding in findings] == [1, 2, 3, None]
+    assert findings[-1].message == "7 more lines are damaged" and findings[-1].severity == "error"

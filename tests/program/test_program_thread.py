@@ -236,12 +236,37 @@ def test_the_best_run_of_each_environment_stands_alone(program, ledger):
     ledger.append("run-004", "imported", {"type": "import", "hypothesis": "elsewhere"})
     evaluate(ledger, "run-004", 5, 0.99, env="toy")
     best = best_runs(ledger.state())
-    assert {env: run.run for env, (run, _, _) in best.items()} == {"drugprot": "run-001", "toy": "run-002"}
+    assert {env: run.run for env, (run, *_) in best.items()} == {"drugprot": "run-001", "toy": "run-002"}
     block = thread_block(ledger.state())
     assert "- Best on drugprot of 3 evaluated: **run-001**, h1\n  - drugprot at step 5: reward 0.500" in block
     assert "- Best on toy of 3 evaluated: **run-002**, h2\n  - toy at step 5: reward 0.400" in block
     ledger.append("run-002", "promoted", {"verdict": "pass", "gates": []})
     assert "- Best on toy of 3 evaluated: the champion\n" in thread_block(ledger.state())
+
+
+def measured(ledger, run, mean, **binding):
+    stats = {"mean": mean, "low": mean - 0.02, "high": mean + 0.02}
+    data = {
+        "attempt": 1,
+        "subject": "policy",
+        "step": 5,
+        "env": "drugprot",
+        "prompt": "run",
+        "means": {"reward": stats},
+    }
+    ledger.append(run, "evaluated", data | {"items_sha": "a", "verifier": "1", "protocol": {"samples": 1}} | binding)
+
+
+@pytest.mark.parametrize("binding", [{"items_sha": "b"}, {"verifier": "2"}, {"protocol": {"samples": 4}}])
+def test_a_run_of_another_protocol_is_counted_but_never_the_best(program, ledger, binding):
+    for number, (mean, other) in enumerate([(0.9, binding), (0.4, {}), (0.3, {})], 1):
+        create(ledger, program, f"run-00{number}", f"h{number}")
+        start(ledger, f"run-00{number}")
+        measured(ledger, f"run-00{number}", mean, **other)
+    best = best_runs(ledger.state())["drugprot"]
+    assert (best.run.run, best.tried, best.others) == ("run-002", 2, 1)
+    block = thread_block(ledger.state())
+    assert "- Best on drugprot of 2 evaluated (1 more under another protocol, not compared): **run-002**, h2" in block
 
 
 def test_the_budget_counts_every_attempt_and_what_was_lost(program, ledger):

@@ -360,10 +360,41 @@ def test_metrics_survive_csv_and_long_runs_are_thinned_with_their_last_step():
     assert thin.columns["b"][0] == math.inf
 
 
-def test_a_torn_metrics_line_is_counted_and_shown(trained):
-    with (trained.run_dir(RUN) / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 31, "train/en')
-    assert "1 line(s) of metrics.jsonl" in warnings_of(trained)
+def damage(path: Path, *texts: bytes) -> int:
+    """Append lines to a file and return the number of the first of them."""
+    lines = path.read_bytes().count(b"\n")
+    with path.open("ab") as file:
+        file.write(b"".join(text + b"\n" for text in texts))
+    return lines + 1
+
+
+def test_damaged_lines_are_told_with_file_and_line(trained):
+    outputs = trained.run_dir(RUN)
+    metrics = damage(outputs / "metrics.jsonl", b'{"step": 99, "train/ben', b"[]")
+    last = max((outputs / "rollouts").glob("step_*/*.jsonl"), key=lambda path: int(path.parent.name[5:]))
+    name = last.relative_to(outputs).as_posix()
+    torn = damage(last, b'{"task": "torn')
+    written = write_report(trained, RUN)
+    assert dict(written.damaged) == {"metrics.jsonl": (metrics, metrics + 1), name: (torn,)}
+    text = report(trained)
+    assert f"lines {metrics}, {metrics + 1} could not be read and are left out." in text.replace("\\", "")
+    assert f"line {torn} could not be read and is left out." in text.replace("\\", "")
+    assert check_report(trained, RUN) == []
+    shutil.rmtree(trained.outputs)  # a reviewer is told the same
+    assert check_report(trained, RUN) == []
+
+
+def test_whole_files_leave_no_trace_in_the_summary(trained):
+    assert write_report(trained, RUN).damaged == ()
+    assert "damaged" not in (trained.analysis_dir(RUN) / "data/summary.json").read_text()
+
+
+def test_an_old_summary_that_counts_broken_lines_still_warns(trained):
+    write_report(trained, RUN)
+    shutil.rmtree(trained.outputs)
+    path = trained.analysis_dir(RUN) / "data/summary.json"
+    path.write_text(path.read_text().replace('"broken_lines":0', '"broken_lines":2,\n"damaged":[1,{"file":"x"}]'))
+    assert "2 line(s) of metrics.jsonl could not be read" in report(trained)
 
 
 def test_samples_are_best_worst_and_random_and_depend_on_the_run_only():
