@@ -193,7 +193,8 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     for name, kind in HEALTHY.items():
         write(healthy_row(name, kind, max(asked.runs // (10 if kind.steps > 500 else 1), 1)))
     write(
-        "\n| failing run | runs | stopped | steps after it began: median, 95 % | stopped before |\n|---|---|---|---|---|"
+        "\n| failing run | runs | stopped | steps after it began: median, 95 % | stopped before |"
+        "\n|---|---|---|---|---|"
     )
     for name, kind in FAILING.items():
         write(failing_row(name, replace(kind), asked.runs))

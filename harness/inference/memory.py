@@ -125,9 +125,7 @@ def footprint(
     copies = sum(weight.base.nbytes for weight in adapted_weights(wrapped) if isinstance(weight.layer, ParamWrapper))
     with FakeTensorMode():
         _without_content(wrapped)
-        kept = saved_bytes(
-            lambda: one_pass(wrapped.get_base_model(), work, tree_logprobs), list(wrapped.parameters())
-        )
+        kept = saved_bytes(lambda: one_pass(wrapped.get_base_model(), work, tree_logprobs), list(wrapped.parameters()))
     return Footprint(
         parts=parts,
         active=_active(parts, config),

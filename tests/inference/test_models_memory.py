@@ -59,9 +59,7 @@ def test_a_small_model_needs_what_was_told(build, dtype, tmp_path):
     adapters = list(trainable(wrapped).values())
     assert told.adapter_parameters == sum(parameter.numel() for parameter in adapters)
     assert {parameter.dtype for parameter in adapters} == {torch.float32}
-    real = saved_bytes(
-        lambda: one_pass(wrapped.get_base_model(), WORK, tree_logprobs), list(wrapped.parameters())
-    )
+    real = saved_bytes(lambda: one_pass(wrapped.get_base_model(), WORK, tree_logprobs), list(wrapped.parameters()))
     assert told.activation_bytes == pytest.approx(real, rel=0.02)
 
 
@@ -79,9 +77,7 @@ def test_parts_and_active_parameters_of_a_mixture(tmp_path):
 
 
 def test_a_dense_model_has_no_copies_and_a_tied_head_counts_once(tmp_path):
-    told = footprint(
-        described(tiny_llama(), tmp_path / "m"), LoraSection(rank=4), torch.float32, WORK, tree_logprobs
-    )
+    told = footprint(described(tiny_llama(), tmp_path / "m"), LoraSection(rank=4), torch.float32, WORK, tree_logprobs)
     assert told.copy_bytes == 0
     assert "output" not in told.parts
     assert told.active == told.parameters
