@@ -255,7 +255,8 @@ def table(document: Mapping[str, Any]) -> str:
     note = (
         f"{document['date']}, {document['machine']}; load average {document['load'][0]:.1f} before and "
         f"{document['load'][1]:.1f} after. Medians of {document['rounds']} rounds; "
-        f"{', '.join(WORST)} summed over them." + (f" Exceptions: {'; '.join(kinds)}." if kinds else "")
+        "exceptions, losses and doubled ids are summed over them."
+        + (f" Exceptions: {'; '.join(kinds)}." if kinds else "")
     )
     return "\n".join([*lines, "", note])
 

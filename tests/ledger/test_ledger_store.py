@@ -112,8 +112,13 @@ def test_append_locked_sees_the_state_and_writes_all_or_nothing(ledger, path) ->
 def test_append_locked_folds_only_what_is_new_and_sees_everything(ledger, path, monkeypatch) -> None:
     fill(ledger)
     folds = []
-    monkeypatch.setattr(store, "fold", lambda events: folds.append(1) or fold(events))
     seen = []
+
+    def counted(events):
+        folds.append(1)
+        return fold(events)
+
+    monkeypatch.setattr(store, "fold", counted)
 
     def build(state):
         seen.append({name: [event.sha for event in run.events] for name, run in state.runs.items()})
