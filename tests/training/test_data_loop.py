@@ -69,7 +69,7 @@ def trainer(folder, steps, envs=(("letters", 1.0, 0.0),), seed=0, anyway=False, 
         }
     )
     loaded_envs = {}
-    for section, (name, weight, dead) in zip(config.env, envs, strict=True):
+    for section, (name, _, dead) in zip(config.env, envs, strict=True):
         env = Tasks(name, dead, tasks)
         stream = TaskStream(env.tasks("train"), config.train.balance_labels, seed)
         loaded_envs[name] = TrainingEnv(section, env, stream, None, Sampling(12, 1.0, 200))

@@ -196,7 +196,9 @@ def test_the_error_over_all_looks_stays_below_alpha():
     # the chance of any alarm for a policy that equals its base, measured
     random = np.random.default_rng(5)
     looks = [divergence_quantile(look, 11, 0.05) for look in range(1, 11)]
-    alarms = sum(any(-value > limit for value, limit in zip(random.standard_t(11, 10), looks, strict=True)) for _ in range(4000))
+    alarms = sum(
+        any(-value > limit for value, limit in zip(random.standard_t(11, 10), looks, strict=True)) for _ in range(4000)
+    )
     assert alarms / 4000 < 0.06
 
 
