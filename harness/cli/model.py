@@ -15,7 +15,7 @@ from harness.core.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from harness.config.schema import LoraSection, ModelSection
     from harness.inference.memory import Footprint
-    from harness.inference.parity import Check
+    from harness.inference.parity import Check, Trainer
 
 app = new_app(
     "harness model show smollm2-135m",
@@ -57,12 +57,11 @@ def check(
     quiet_libraries()
     from harness.inference.models import load_model
     from harness.inference.parity import check_model
-    from harness.training.policy import tree_logprobs
 
     output.narrate(f"loading {name}")
     loaded = load_model(section)
     done: list[Check] = []
-    for found in check_model(loaded, adapters, tree_logprobs, seed):
+    for found in check_model(loaded, adapters, trainer(), seed):
         output.narrate(f"{found.name}: {'pass' if found.passed else 'FAIL'}")
         done.append(found)
     failed = [found.name for found in done if not found.passed]
@@ -78,6 +77,16 @@ def check(
         "checks": [{"name": c.name, "passed": c.passed, "detail": c.detail, "numbers": dict(c.numbers)} for c in done],
     }
     return Result(data, lambda: _check_lines(name, done), ExitCode.NO if failed else ExitCode.OK)
+
+
+def trainer() -> Trainer:
+    """Return the parts of the trainer that a model is checked with."""
+    from harness.inference.parity import Trainer
+    from harness.training.fused import fuse_adapters
+    from harness.training.head import CHUNK, COPIES
+    from harness.training.policy import tree_logprobs
+
+    return Trainer(tree_logprobs, fuse_adapters, CHUNK * COPIES)
 
 
 def _check_lines(name: str, done: list[Check]) -> list[Line]:
@@ -116,12 +125,11 @@ def show(
     quiet_libraries()
     from harness.inference.memory import Workload, footprint
     from harness.inference.models import config_folder, pick_device, pick_dtype
-    from harness.training.policy import tree_logprobs
 
     folder = config_folder(name, section.revision)
     chosen = pick_dtype(section.dtype, pick_device("auto"))
     work = Workload(prompt_tokens, completion_tokens, group_size)
-    found = footprint(folder, adapters, chosen, work, tree_logprobs)
+    found = footprint(folder, adapters, chosen, work, trainer())
     kind = str(chosen).removeprefix("torch.")
     data = _footprint_data(found) | {"model": name, "revision": revision or None, "dtype": kind, "rank": rank}
     data["workload"] = {"prompt": prompt_tokens, "completion": completion_tokens, "group": group_size}
@@ -152,7 +160,7 @@ def _footprint_lines(name: str, kind: str, rank: int, work: Any, found: Footprin
                 ("adapters", f"{found.adapter_parameters:,} parameters of rank {rank}"),
                 ("  with AdamW", f"{_gib(found.adapter_bytes)} (weight, gradient, two moments, float32)"),
                 ("activations", f"{_gib(found.activation_bytes)} for {tokens}{copies}"),
-                ("logits", f"{_gib(found.logit_bytes)} for one chunk"),
+                ("logits", f"{_gib(found.logit_bytes)} at a time"),
                 ("sampling", f"{_gib(found.cache_bytes)} of keys and values"),
                 ("training needs", Styled(_gib(found.training_bytes), "strong")),
                 ("sampling needs", _gib(found.sampling_bytes)),

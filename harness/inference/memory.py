@@ -19,13 +19,15 @@ from huggingface_hub.errors import StrictDataclassError
 from peft.tuners.lora import ParamWrapper
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from harness.config.schema import LoraSection
 from harness.core.errors import ConfigError
 from harness.inference.lora import adapted_weights, attach_lora, trainable
 from harness.inference.models import SUPPORTED_TYPES
-from harness.inference.parity import TreeLogprobs
+from harness.inference.parity import Trainer
 from harness.inference.tree import ATTENTION, build_tree
 
 PARTS = {
@@ -39,7 +41,7 @@ PARTS = {
     "norms": ("norm",),
 }
 """Part -> what its parameters have in their names; the first part that fits counts."""
-LOGIT_CHUNK = 512
+SHAPES = "harness_shapes"
 MOMENTS = 2
 """Numbers that AdamW keeps for each parameter."""
 
@@ -70,7 +72,7 @@ class Footprint:
         copy_bytes: of `activation_bytes`, weights with their adapter folded in that live until the backward
             pass: PEFT makes such a copy of each weight it adapts as a parameter.
         activation_bytes: what autograd keeps of one pass of the trainer.
-        logit_bytes: of one chunk of logits, forward and backward.
+        logit_bytes: of the logits that exist at the same time, float32.
         cache_bytes: keys and values of the sampler.
     """
 
@@ -100,9 +102,7 @@ class Footprint:
         return self.weight_bytes + self.adapter_bytes + self.cache_bytes
 
 
-def footprint(
-    folder: Path, section: LoraSection, dtype: torch.dtype, work: Workload, tree_logprobs: TreeLogprobs
-) -> Footprint:
+def footprint(folder: Path, section: LoraSection, dtype: torch.dtype, work: Workload, trainer: Trainer) -> Footprint:
     """Return what the model of a folder's config.json needs.
 
     Args:
@@ -110,7 +110,7 @@ def footprint(
         section: the adapters.
         dtype: of the base model.
         work: tokens of a pass.
-        tree_logprobs: the trainer's own function.
+        trainer: the trainer's own parts.
 
     Raises:
         ConfigError: a model type that is not supported, or no config of one.
@@ -125,7 +125,10 @@ def footprint(
     copies = sum(weight.base.nbytes for weight in adapted_weights(wrapped) if isinstance(weight.layer, ParamWrapper))
     with FakeTensorMode():
         _without_content(wrapped)
-        kept = saved_bytes(lambda: one_pass(wrapped.get_base_model(), work, tree_logprobs), list(wrapped.parameters()))
+        trainer.prepare(wrapped)
+        if "experts" in parts:  # torch's grouped product knows its shapes only in bfloat16
+            model.set_experts_implementation(SHAPES)
+        kept = saved_bytes(lambda: one_pass(wrapped.get_base_model(), work, trainer), list(wrapped.parameters()))
     return Footprint(
         parts=parts,
         active=_active(parts, config),
@@ -134,7 +137,7 @@ def footprint(
         adapter_bytes=adapters * 4 * (2 + MOMENTS),
         copy_bytes=copies,
         activation_bytes=kept,
-        logit_bytes=min(LOGIT_CHUNK, work.group * work.completion) * config.vocab_size * (dtype.itemsize + 3 * 4),
+        logit_bytes=trainer.logit_rows * config.vocab_size * 4,
         cache_bytes=_cache(config, work, dtype),
     )
 
@@ -170,6 +173,24 @@ def _without_content(model: torch.nn.Module) -> None:
                 tensors[name] = made[id(old)]  # type: ignore[assignment]
 
 
+def _experts_by_shape(self: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Compute what the experts of a layer would, by the weights of the first one: the shapes are the same.
+
+    Args:
+        self: the experts of a layer.
+        hidden: (N, H).
+        chosen: (N, k) experts of each token.
+        weights: (N, k) of their outputs.
+    """
+    order = torch.sort(chosen.reshape(-1)).indices
+    inner = self._apply_gate(functional.linear(hidden[order // chosen.shape[1]], self.gate_up_proj[0]))
+    outer = functional.linear(inner, self.down_proj[0]) * weights.reshape(-1)[order].unsqueeze(-1)
+    return outer[torch.empty_like(order)].view(*chosen.shape, -1).sum(1).to(hidden.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(SHAPES, _experts_by_shape)
+
+
 def _parts(model: torch.nn.Module) -> dict[str, int]:
     found = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():
@@ -193,12 +214,12 @@ def _cache(config: Any, work: Workload, dtype: torch.dtype) -> int:
     return int(2 * config.num_hidden_layers * heads * size * tokens * dtype.itemsize)
 
 
-def one_pass(causal_lm: Any, work: Workload, tree_logprobs: TreeLogprobs) -> Tensor:
+def one_pass(causal_lm: Any, work: Workload, trainer: Trainer) -> Tensor:
     """Return the summed log probabilities of one group, with the graph that a backward pass would need."""
     causal_lm.set_attn_implementation(ATTENTION)
     device = next(causal_lm.parameters()).device
     tree = build_tree([[0] * work.prompt], [[[0] * work.completion] * work.group], 0, device)
-    logprobs, _ = tree_logprobs(causal_lm, tree, torch.ones(work.group * work.completion, device=device))
+    logprobs, _ = trainer.tree_logprobs(causal_lm, tree, torch.ones(work.group * work.completion, device=device))
     return logprobs.sum()
 
 

@@ -2,7 +2,7 @@
 
 Every check compares two ways to one number on the model itself: the tree pass of the trainer, the
 sampler, transformers' own attention on each sequence alone, and plain PEFT after a trip to the disk.
-The trainer's function is passed in, so what is checked is what trains.
+The trainer's parts are passed in, so what is checked is what trains.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from harness.inference.lora import Adapted, adapted_weights, attach_lora, load_a
 from harness.inference.models import LoadedModel
 from harness.inference.tree import ATTENTION, TreeBatch, build_tree, common_prefix
 
-TreeLogprobs = Callable[[Any, TreeBatch, Tensor], tuple[Tensor, Tensor]]
-"""`harness.training.policy.tree_logprobs`: model, layout and temperatures to log probabilities and entropies."""
 TOLERANCE = 1e-4
 """Largest difference of log probabilities in float32, nats."""
 BF16_MEAN, BF16_P99 = 0.06, 0.25
@@ -44,6 +42,21 @@ QUESTIONS = (
     "How many legs does a spider have, and how many an ant?",
 )
 REPLY = "Seventeen sparrows."
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """The trainer's own parts, passed in because training is a layer above.
+
+    Args:
+        tree_logprobs: model, layout and temperatures to log probabilities and entropies.
+        prepare: what is done to a model with adapters before it trains.
+        logit_rows: rows of the vocabulary's size in float32 that exist at the same time.
+    """
+
+    tree_logprobs: Callable[[Any, TreeBatch, Tensor], tuple[Tensor, Tensor]]
+    prepare: Callable[[Any], object]
+    logit_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,7 @@ class Subject:
 
     loaded: LoadedModel
     wrapped: PeftModel
-    tree_logprobs: TreeLogprobs
+    trainer: Trainer
     prompts: list[list[int]]
     rows: list[list[Completion]] = field(default_factory=list)
 
@@ -127,7 +140,7 @@ class Subject:
     def _tree(self, prompts: list[list[int]], ids: Sequence[Sequence[Sequence[int]]], root: int) -> Tensor:
         tree = build_tree(prompts, ids, root, self.loaded.device)
         tokens = sum(len(row) for rows in ids for row in rows)
-        logprobs, _ = self.tree_logprobs(
+        logprobs, _ = self.trainer.tree_logprobs(
             self.causal_lm, tree, torch.ones(tokens, device=self.loaded.device, dtype=self.dtype)
         )
         return logprobs
@@ -137,15 +150,13 @@ class Subject:
         return log_all.gather(1, ids[prompt:, None])[:, 0]
 
 
-def check_model(
-    loaded: LoadedModel, section: LoraSection, tree_logprobs: TreeLogprobs, seed: int = 0
-) -> Iterator[Check]:
+def check_model(loaded: LoadedModel, section: LoraSection, trainer: Trainer, seed: int = 0) -> Iterator[Check]:
     """Yield one check after the other; the model is left without adapters at the end.
 
     Args:
         loaded: the base model with its tokenizer.
         section: rank and alpha of the adapters that are tried on it.
-        tree_logprobs: the trainer's own function.
+        trainer: the trainer's own parts.
         seed: of the adapters' random numbers.
     """
     yield _weights(loaded)
@@ -156,7 +167,8 @@ def check_model(
     except ConfigError as error:
         yield Check("adapters", False, error.message)
         return
-    subject = Subject(loaded, wrapped, tree_logprobs, _prompts(loaded, seed))
+    trainer.prepare(wrapped)
+    subject = Subject(loaded, wrapped, trainer, _prompts(loaded, seed))
     yield _adapters(subject)
     subject.rows = subject.sample()
     fresh = _gradients(subject)
@@ -442,6 +454,8 @@ def _round_trip(subject: Subject) -> Check:
 
 
 def _unwrap(subject: Subject) -> None:
-    base = subject.wrapped.unload()
+    base: Any = subject.wrapped.unload()
+    for module in base.modules():
+        module.__dict__.pop("forward", None)  # the trainer's own way through a layer, which `prepare` put there
     if hasattr(base, "peft_config"):
         del base.peft_config  # PEFT would take what it attaches next for a second adapter

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from harness.cli.model import trainer  # noqa: E402
 from harness.config.schema import LoraSection  # noqa: E402
 from harness.core.errors import ConfigError  # noqa: E402
 from harness.inference.lora import attach_lora, trainable  # noqa: E402
 from harness.inference.memory import Workload, footprint, one_pass, saved_bytes  # noqa: E402
-from harness.training.policy import tree_logprobs  # noqa: E402
 from tests.torch_support import tiny_afmoe, tiny_llama, tiny_qwen  # noqa: E402
 
 WORK = Workload(prompt=40, completion=9, group=3)
@@ -51,21 +51,22 @@ def described(model, folder):
 @pytest.mark.parametrize("build", [tiny_llama, tiny_qwen, tiny_afmoe])
 def test_a_small_model_needs_what_was_told(build, dtype, tmp_path):
     build().save_pretrained(tmp_path / "model")
-    told = footprint(tmp_path / "model", LoraSection(rank=4), dtype, WORK, tree_logprobs)
+    told = footprint(tmp_path / "model", LoraSection(rank=4), dtype, WORK, trainer())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=dtype).eval().requires_grad_(False)
     assert told.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert told.weight_bytes == sum(parameter.nbytes for parameter in model.parameters())
     wrapped = attach_lora(model, LoraSection(rank=4), 0)
+    trainer().prepare(wrapped)
     adapters = list(trainable(wrapped).values())
     assert told.adapter_parameters == sum(parameter.numel() for parameter in adapters)
     assert {parameter.dtype for parameter in adapters} == {torch.float32}
-    real = saved_bytes(lambda: one_pass(wrapped.get_base_model(), WORK, tree_logprobs), list(wrapped.parameters()))
+    real = saved_bytes(lambda: one_pass(wrapped.get_base_model(), WORK, trainer()), list(wrapped.parameters()))
     assert told.activation_bytes == pytest.approx(real, rel=0.02)
 
 
 def test_parts_and_active_parameters_of_a_mixture(tmp_path):
     model = tiny_afmoe(experts=6)
-    told = footprint(described(model, tmp_path / "m"), LoraSection(rank=4), torch.float32, WORK, tree_logprobs)
+    told = footprint(described(model, tmp_path / "m"), LoraSection(rank=4), torch.float32, WORK, trainer())
     assert told.parts["experts"] == 3 * 6 * 3 * 48 * 40
     assert told.parts["shared experts"] == 3 * 3 * 48 * 40
     assert told.parts["mlp"] == 3 * 48 * 96
@@ -77,19 +78,19 @@ def test_parts_and_active_parameters_of_a_mixture(tmp_path):
 
 
 def test_a_dense_model_has_no_copies_and_a_tied_head_counts_once(tmp_path):
-    told = footprint(described(tiny_llama(), tmp_path / "m"), LoraSection(rank=4), torch.float32, WORK, tree_logprobs)
+    told = footprint(described(tiny_llama(), tmp_path / "m"), LoraSection(rank=4), torch.float32, WORK, trainer())
     assert told.copy_bytes == 0
     assert "output" not in told.parts
     assert told.active == told.parameters
     longer = Workload(prompt=400, completion=9, group=3)
-    more = footprint(tmp_path / "m", LoraSection(rank=4), torch.float32, longer, tree_logprobs)
+    more = footprint(tmp_path / "m", LoraSection(rank=4), torch.float32, longer, trainer())
     assert more.activation_bytes > 2 * told.activation_bytes
     assert more.weight_bytes == told.weight_bytes
 
 
 def test_a_model_of_26b_parameters_is_told_without_loading_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(TRINITY_MINI))
-    told = footprint(tmp_path, LoraSection(rank=16), torch.bfloat16, Workload(), tree_logprobs)
+    told = footprint(tmp_path, LoraSection(rank=16), torch.bfloat16, Workload(), trainer())
     assert 25.5e9 < told.parameters < 26.5e9
     assert 2.5e9 < told.active < 3.5e9
     assert told.weight_bytes == pytest.approx(2 * told.parameters, rel=0.01)
@@ -103,11 +104,11 @@ def test_a_model_of_26b_parameters_is_told_without_loading_it(tmp_path):
 def test_what_is_not_supported_is_refused(change, message, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(TRINITY_MINI | change))
     with pytest.raises(ConfigError, match=message):
-        footprint(tmp_path, LoraSection(), torch.bfloat16, WORK, tree_logprobs)
+        footprint(tmp_path, LoraSection(), torch.bfloat16, WORK, trainer())
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "afmoe", "hidden_size": "many"}'])
 def test_a_config_that_is_none(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match="no model config"):
-        footprint(tmp_path, LoraSection(), torch.bfloat16, WORK, tree_logprobs)
+        footprint(tmp_path, LoraSection(), torch.bfloat16, WORK, trainer())

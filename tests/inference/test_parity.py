@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from peft.tuners.lora import ParamWrapper  # noqa: E402
 
+from harness.cli.model import trainer  # noqa: E402
 from harness.config.schema import LoraSection  # noqa: E402
 from harness.inference import parity  # noqa: E402
 from harness.inference.lora import attach_lora  # noqa: E402
@@ -35,9 +37,12 @@ FAMILIES = {
 }
 
 
-def run(model, template=CHAT_TEMPLATE, eos=(2,), trainer=tree_logprobs):
+def run(model, template=CHAT_TEMPLATE, eos=(2,), logprobs=tree_logprobs):
     subject = loaded(model, tiny_tokenizer(template), eos)
-    return {found.name: found for found in check_model(subject, LoraSection(rank=4, alpha=8), trainer)}
+    return {
+        found.name: found
+        for found in check_model(subject, LoraSection(rank=4, alpha=8), replace(trainer(), tree_logprobs=logprobs))
+    }
 
 
 def failed(found):
@@ -75,6 +80,7 @@ def test_the_model_is_left_as_it_came():
     assert set(after) == set(before)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert [layer.self_attn.sliding_window for layer in model.model.layers] == [8, 8, 8, None]
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_bfloat16_has_bounds_of_its_own():
@@ -87,7 +93,7 @@ def test_bfloat16_has_bounds_of_its_own():
 def test_weights_that_are_not_finite():
     model = tiny_llama(vocabulary=260)
     model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
-    check = next(check_model(loaded(model, tiny_tokenizer()), LoraSection(), tree_logprobs))
+    check = next(check_model(loaded(model, tiny_tokenizer()), LoraSection(), trainer()))
     assert not check.passed
     assert "model.layers.1.mlp.up_proj.weight" in check.detail
 
@@ -116,7 +122,7 @@ def test_a_trainer_that_is_off():
         logprobs, entropies = tree_logprobs(*arguments)
         return logprobs + 0.001, entropies
 
-    assert failed(run(tiny_qwen(vocabulary=260), trainer=skewed)) == ["tree", "packed", "sliding_window"]
+    assert failed(run(tiny_qwen(vocabulary=260), logprobs=skewed)) == ["tree", "packed", "sliding_window"]
 
 
 def test_a_trainer_that_forgets_the_window(monkeypatch):
