@@ -41,7 +41,7 @@ SECTIONS: dict[str, dict[str, Entry]] = {
         "query": Entry("query", "Ask the ledger in SQL, read-only."),
         "export": Entry("export", "Write runs, evals, events or metrics as CSV, Parquet or JSON."),
         "rollouts": Entry("rollouts", "Page through the stored rollouts of a run."),
-        "watch": Entry("watch", "Show a run's whole record to the watchdogs."),
+        "watch": Entry("watch", "Show a run's record to the watchdogs, as they would have seen it."),
         "model": Entry("model", "Show what a model weighs, and check that it trains and samples as one."),
         "env": Entry("env", "List environments, show a task as the model sees it, score an answer."),
     },

@@ -18,7 +18,7 @@ APPS = {"watch": app}
 
 @command(app, "watch", "harness watch run-002", "harness watch run-002 --json")
 def watch(run: RunArg) -> Result:
-    """Show a run's whole record to the watchdogs, as they would have seen it while it trained.
+    """Show a run's record to the watchdogs, as they would have seen it.
 
     Exit code 0 when they leave it alone or only mark it, 1 when they would stop it. Limits are those of
     `[watchdog]` in the run's file, for an imported run the defaults; docs/watchdogs.md explains each rule.

@@ -22,7 +22,7 @@ STAGES = [
     ("load", 1, 0),
     ("eval", 3, 0),  # in the middle of the base eval
     ("checkpoint", 1, 2),  # the tensors of step 2 are written, their manifest is not
-    ("eval", 18, 4),  # four times four rollouts, then in the eval of step 4; the base eval is on record
+    ("eval", 22, 4),  # a preflight and four steps of four rollouts, then in the eval of step 4
 ]
 """Where the signal comes, at which call, and the step the attempt had reached."""
 

@@ -62,6 +62,10 @@ CALLS = {
     "ledger install": (["ledger", "install"], {0, 2}),
     "ledger renumber": (["ledger", "renumber", "run-001"], {2}),
     "ledger textconv": (["ledger", "textconv", "runs.jsonl"], {0}),
+    "watch": (["watch", "run-001"], {0, 2}),
+    "prune": (["prune", "--dry-run"], {0}),
+    "model show": (["model", "show", "no-such-model"], {2}),
+    "model check": (["model", "check", "no-such-model"], {2}),
     "help": (["help", "exit-codes"], {0}),
 }
 HEAVY = {"doctor", "eval"}  # tested on their own: they look at the whole machine, or load a model

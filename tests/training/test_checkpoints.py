@@ -247,7 +247,7 @@ def test_failed_and_masked_rollouts_stay_outside_the_baseline():
 def test_manifest_is_readable(tmp_path):
     save(tmp_path, 4, *learner())
     manifest = json.loads((tmp_path / "step_4" / "manifest.json").read_text())
-    assert manifest["progress"] == {"step": 4, "tokens": 40, "empty_steps": 1}
+    assert manifest["progress"] == {"step": 4, "tokens": 40, "empty_steps": 1, "pass_rates": {}}
     assert manifest["numerics"]["threads"] == 1
 
 

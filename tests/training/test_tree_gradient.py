@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from harness.config.schema import ModelSection, TrainSection  # noqa: E402
 from harness.core.errors import HarnessError  # noqa: E402
-from harness.inference import tree  # noqa: E402
+from harness.inference import engine, tree  # noqa: E402
 from harness.inference.engine import TransformersEngine  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
 from harness.inference.models import load_model  # noqa: E402
@@ -101,7 +101,8 @@ def test_layers_computed_twice_have_the_same_gradient(dtype):
     assert all(torch.isfinite(g).all() and g.abs().max() > 0 for g in twice.values())
 
 
-def test_sampling_keeps_no_activations_and_computes_once():
+def test_sampling_keeps_no_activations_and_computes_once(monkeypatch):
+    monkeypatch.setattr(engine, "supports", lambda causal_lm: False)  # through the layers' own modules
     wrapped = with_adapter(tiny_llama())
     base, calls = wrapped.get_base_model(), []
     checkpoint_activations(base, True)
