@@ -175,7 +175,7 @@ def published(folder: Path) -> list[str]:
         series, _ = house_names(run.metrics, run.env)
         steps = sorted({step for points in series.values() for step in points})
         rows = [{"step": step} | {k: points[step] for k, points in series.items() if step in points} for step in steps]
-        points = replicated(base, {e.source_step: e.means["reward"] for e in run.evals[1:]}, run.env)
+        points = replicated(base, {e.source_step or 0: e.means["reward"] for e in run.evals[1:]}, run.env)
         told = ", ".join(f"{point.step}: {point.difference / point.error:+.1f}" for point in points)
         watchdogs = (replay(rows), replay(rows, points))
         stops = [f"{w.stops[0].rule} at {w.stops[0].step}" for w in watchdogs if w.stops]
@@ -192,10 +192,8 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     write("| healthy run | runs | stopped | marked |\n|---|---|---|---|")
     for name, kind in HEALTHY.items():
         write(healthy_row(name, kind, max(asked.runs // (10 if kind.steps > 500 else 1), 1)))
-    write(
-        "\n| failing run | runs | stopped | steps after it began: median, 95 % | stopped before |"
-        "\n|---|---|---|---|---|"
-    )
+    write("\n| failing run | runs | stopped | steps after it began: median, 95 % | stopped before |")
+    write("|---|---|---|---|---|")
     for name, kind in FAILING.items():
         write(failing_row(name, replace(kind), asked.runs))
     for line in published(asked.published) if asked.published else ():

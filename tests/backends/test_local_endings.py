@@ -217,7 +217,7 @@ def test_spent_money_stops(launch_server, toy_program):
 
 
 def test_a_watchdog_stops_a_run_and_its_resume_until_the_file_says_otherwise(launch_server, toy_template, tmp_path):
-    """The second minibatch of a step meets a policy that moved, so its KL to the sampler is above a limit of nothing."""
+    """The second minibatch of a step meets a policy that moved: its KL to the sampler is above such a limit."""
     sets = {"train.steps": 5, "train.tasks_per_step": 4, "train.minibatches": 2}
     toy_program = make_program(launch_server, tmp_path / "stopped", launch_server.folder / "model", sets)
     whole = copy_program(toy_program, tmp_path / "whole")
