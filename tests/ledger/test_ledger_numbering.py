@@ -131,3 +131,11 @@ def test_a_contested_number_stands_in_the_way_of_nothing_else(event, branches, p
     with pytest.raises(NotFoundError, match="run-777 is not in"):
         ledger.append("run-777", "noted", {"text": "n"})
     assert ledger.append("run-777", "created", {"hypothesis": "h"}).prev == ()
+
+
+def test_paths_in_every_folder_of_a_run_follow_its_number(event, branches) -> None:
+    paths = ["outputs/run-001/m", "analysis/run-001/x", "rl/run-001.toml", "other/run-001/x", "outputs/run-0011/x"]
+    later = event(number=21, second=4, prev=[branches[3].sha], data={"paths": paths})
+    run = fold([*branches, later, renumbered(event, later)]).runs["run-009"]
+    moved = next(found for found in run.events if found.sha == later.sha)
+    assert moved.data["paths"] == ["outputs/run-009/m", "analysis/run-009/x", "rl/run-009.toml", *paths[3:]]
