@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -42,12 +43,17 @@ SAMPLING = {
 PROMPTS, GROUP, PROMPT, NEW = 4, 8, 600, 64
 
 
+def put(module: str, name: str, value: Any) -> None:
+    """Put another form in place of a function of a module."""
+    setattr(importlib.import_module(module), name, value)
+
+
 def build(names: list[str]) -> tuple[Any, Any]:
     """Return the engine and the parameters of the embedded model with a fresh adapter."""
     import torch
 
     from harness.config.schema import LoraSection, ModelSection
-    from harness.inference import engine as engines
+    from harness.inference.engine import TransformersEngine
     from harness.inference.lora import attach_lora, trainable
     from harness.inference.models import load_model
     from harness.training.fused import fuse_adapters
@@ -58,10 +64,10 @@ def build(names: list[str]) -> tuple[Any, Any]:
     if "fused" in names:
         fuse_adapters(model)
     if "modules" in names:
-        engines.supports = lambda causal_lm: False
+        put("harness.inference.engine", "supports", lambda causal_lm: False)
     if "unmerged" in names:
-        engines.merged_adapter = lambda model: contextlib.nullcontext()
-    return engines.TransformersEngine(loaded, model), list(trainable(model).values())
+        put("harness.inference.engine", "merged_adapter", lambda model: contextlib.nullcontext())
+    return TransformersEngine(loaded, model), list(trainable(model).values())
 
 
 def without(names: list[str]) -> None:
@@ -69,9 +75,6 @@ def without(names: list[str]) -> None:
     import torch
     import torch.nn.functional as F
     from torch.utils.checkpoint import checkpoint
-
-    from harness.inference import tree
-    from harness.training import policy
 
     def masked_square(query: Any, key: Any, value: Any, parts: Any, scaling: float) -> Any:
         seen = torch.zeros(query.shape[2], query.shape[2], dtype=torch.bool)
@@ -89,9 +92,9 @@ def without(names: list[str]) -> None:
         return torch.cat(parts), torch.zeros_like(temperatures)
 
     if "parts" not in names:
-        tree.parted_attention = masked_square
+        put("harness.inference.tree", "parted_attention", masked_square)
     if "head" not in names:
-        policy.token_statistics = twice
+        put("harness.training.policy", "token_statistics", twice)
 
 
 def train(names: list[str]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -87,7 +88,7 @@ class Calculator:
             made.append(Task(name, self.id, split, {"sum": sum_}, str(compute(sum_)), "sum", name))
         return made
 
-    def start(self, task: Task, components: dict[str, str] | None = None) -> CalculatorSession:
+    def start(self, task: Task, components: Mapping[str, str] | None = None) -> CalculatorSession:
         texts = merge_components(self.components(), components)
         messages = (Message("system", texts["system"]), Message("user", f"What is {task.fields['sum']}?"))
         return CalculatorSession(messages, self.args)

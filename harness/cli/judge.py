@@ -118,10 +118,10 @@ def _write_reports(here: Program, runs: list[str]) -> Result:
     for name in runs:
         written = write_report(here, name)
         paths = [here.relative(path) for path in written.paths]
-        damaged = [{"file": file, "lines": list(lines)} for file, lines in written.damaged]
+        damaged = [{"file": file, "lines": list(numbers)} for file, numbers in written.damaged]
         rows.append({"run": name, "changed": written.changed, "files": paths, "damaged": damaged})
-        for file, lines in written.damaged:
-            narrate((Styled("warning:", "warn"), f" {name}: {damage_text(file, lines)}"))
+        for file, numbers in written.damaged:
+            narrate((Styled("warning:", "warn"), f" {name}: {damage_text(file, numbers)}"))
     detail = {"reports": rows}
     data = mutation_document(",".join(runs), applied=any(row["changed"] for row in rows), dry_run=False, detail=detail)
     lines: list[Line] = [

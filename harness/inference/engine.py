@@ -203,8 +203,9 @@ def merged_adapter(model: Any) -> Iterator[None]:
                 continue
             if not isinstance(module, LoraLinear | ParamWrapper):
                 raise TypeError(f"the adapter of a {type(module).__name__} cannot be merged")
+            layer: Any = module
             alone = isinstance(module, ParamWrapper)  # a weight that is adapted as a parameter, not as a layer
-            weight: Tensor = module.get_param() if alone else module.get_base_layer().weight  # type: ignore[operator]
+            weight: Tensor = layer.get_param() if alone else layer.get_base_layer().weight
             originals.append((weight, weight.data))
             weight.data = weight.data + module.get_delta_weight("default").to(weight.dtype)
         with model.disable_adapter():

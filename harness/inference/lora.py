@@ -103,7 +103,7 @@ class Adapted:
         if isinstance(self.layer, ParamWrapper):
             parameter: torch.nn.Parameter = self.layer.get_param()
             return parameter
-        weight: torch.nn.Parameter = self.layer.get_base_layer().weight  # type: ignore[assignment]
+        weight: torch.nn.Parameter = self.layer.get_base_layer().weight
         return weight
 
 
@@ -114,9 +114,10 @@ def adapted_weights(model: PeftModel) -> list[Adapted]:
         if not isinstance(module, LoraLayer):
             continue
         name = path.replace(".base_layer", "")  # several parameters of one module are wrapped one around the other
+        layer: Any = module
         wrapped = isinstance(module, ParamWrapper)
-        name = f"{name}.{module.parameter_name if wrapped else 'weight'}"
-        base = module.get_param() if wrapped else module.get_base_layer().weight
+        name = f"{name}.{layer.parameter_name if wrapped else 'weight'}"
+        base = layer.get_param() if wrapped else layer.get_base_layer().weight
         found.append(Adapted(name, tuple(base.shape), module))
     return found
 

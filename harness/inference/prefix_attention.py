@@ -75,7 +75,7 @@ class _PartedAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, total = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         found = tuple(torch.zeros_like(tensor) for tensor in (query, key, value))

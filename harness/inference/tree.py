@@ -373,8 +373,8 @@ def tree_attention(
     window: int | None = getattr(module, "sliding_window", None)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if isinstance(tree, DecodeState):
-        one = (tensor[:, :, 0] for tensor in (query, key, value))
-        output = decode_attention(*one, tree, module.layer_idx, scale, window)[:, :, None]
+        q, k, v = (tensor[:, :, 0] for tensor in (query, key, value))
+        output = decode_attention(q, k, v, tree, module.layer_idx, scale, window)[:, :, None]
     elif isinstance(tree, TreeBatch):
         if tree.capture:
             tree.captured[module.layer_idx] = (key, value)

@@ -12,6 +12,7 @@ Sources: Hu et al. 2021 (LoRA, arXiv 2106.09685), equation 3; Shazeer 2020 (arXi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -46,12 +47,16 @@ class _Layer(NamedTuple):
         return (gradient @ self.weight).addmm_(by_low, self.a)
 
 
+def _layers(tensors: Sequence[Tensor], scales: Sequence[float]) -> list[_Layer]:
+    return [_Layer(tensors[3 * i], tensors[3 * i + 1], tensors[3 * i + 2], scale) for i, scale in enumerate(scales)]
+
+
 class _AdaptedMlp(torch.autograd.Function):
     """down(silu(gate(x)) * up(x)), every layer adapted."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, scales: tuple[float, float, float], *tensors: Tensor) -> Tensor:
-        gate, up, down = (_Layer(*tensors[3 * i : 3 * i + 3], scales[i]) for i in range(3))
+    def forward(ctx: Any, inputs: Tensor, scales: tuple[float, float, float], *tensors: Any) -> Tensor:
+        gate, up, down = _layers(tensors, scales)
         rows = inputs.reshape(-1, inputs.shape[-1])
         gated, low_gate = gate.forward(rows)
         upped, low_up = up.forward(rows)
@@ -63,7 +68,7 @@ class _AdaptedMlp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, gated, upped, low_gate, low_up, low_down, *tensors = ctx.saved_tensors
-        gate, up, down = (_Layer(*tensors[3 * i : 3 * i + 3], ctx.scales[i]) for i in range(3))
+        gate, up, down = _layers(tensors, ctx.scales)
         gradient = gradients[0].reshape(-1, down.weight.shape[0])
         activated = F.silu(gated)
         by_down, to_down_a, to_down_b = down.backward(gradient, activated * upped, low_down)
@@ -96,8 +101,8 @@ class _AdaptedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
-        rows, low, *tensors = ctx.saved_tensors
-        layer = _Layer(*tensors, ctx.scale)
+        rows, low, weight, a, b = ctx.saved_tensors
+        layer = _Layer(weight, a, b, ctx.scale)
         gradient = gradients[0].reshape(-1, layer.weight.shape[0])
         by_low, to_a, to_b = layer.backward(gradient, rows, low)
         to_inputs = layer.to_rows(gradient, by_low).view(ctx.shape) if ctx.needs_input_grad[0] else None
@@ -107,14 +112,14 @@ class _AdaptedLinear(torch.autograd.Function):
 def _is_plain(module: LoraLinear) -> bool:
     """Tell whether the layer is base plus one adapter, in one dtype, without dropout or variants."""
     base: Any = module.get_base_layer()
-    dropout = module.lora_dropout[ADAPTER]
+    dropout: Any = module.lora_dropout[ADAPTER]
     return (
         not module.disable_adapters
         and not module.merged
         and module.active_adapters == [ADAPTER]
         and not module.lora_variant
         and not module.lora_bias.get(ADAPTER)
-        and not (module.training and getattr(dropout, "p", 0.0))
+        and not (module.training and getattr(dropout, "p", False))
         and base.weight.dtype == module.lora_A[ADAPTER].weight.dtype
         and not base.weight.requires_grad
     )
@@ -132,7 +137,8 @@ def _forward(self: LoraLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _forward_mlp(self: Any, x: Tensor) -> Tensor:
     layers = (self.gate_proj, self.up_proj, self.down_proj)
     if not torch.is_grad_enabled() or not all(map(_is_plain, layers)):
-        return type(self).forward(self, x)  # type: ignore[no-any-return]
+        plain: Tensor = type(self).forward(self, x)
+        return plain
     tensors: list[Tensor] = []
     for layer in layers:
         tensors += [layer.get_base_layer().weight, layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight]

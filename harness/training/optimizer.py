@@ -92,7 +92,8 @@ class Muon(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        gradient, buffer, momentum = parameter.grad, state["momentum_buffer"], group["momentum"]
+        gradient: Any = parameter.grad
+        buffer, momentum = state["momentum_buffer"], group["momentum"]
         buffer.lerp_(gradient, 1 - momentum)
         matrices = view(torch.lerp(gradient, buffer, momentum))
         scale = UPDATE_RMS * math.sqrt(max(matrices.shape[-2:]))

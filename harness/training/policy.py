@@ -192,7 +192,7 @@ def _check_room(room: Room, causal_lm: Any, batch: MicroBatch, section: TrainSec
 
 def _old_logprobs(causal_lm: Any, plan: Plan) -> dict[int, Tensor]:
     """Return the log probabilities of every rollout under the policy as it is, by `id` of the rollout."""
-    found = {}
+    found: dict[int, Tensor] = {}
     for batch in passes(causal_lm, plan):
         pieces = _frozen_logprobs(causal_lm, batch).split(list(batch.lengths))
         found |= {id(rollout): piece for rollout, piece in zip(batch.rollouts, pieces, strict=True)}
@@ -294,7 +294,7 @@ def checkpoint_activations(causal_lm: Any, on: bool) -> None:
     Raises:
         ConfigError: the model is not made of layers that transformers can compute twice.
     """
-    layers = [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers: list[Any] = [m for m in causal_lm.modules() if isinstance(m, GradientCheckpointingLayer)]
     if on and not layers:
         raise ConfigError(
             f"the layers of {type(causal_lm).__name__} cannot be computed twice",

@@ -129,19 +129,11 @@ def collapse_reason(values: Sequence[float], reward: Sequence[float], limits: Wa
     """Say why a series has collapsed, or None.
 
     A series that was never negative has a level: the mean of up to 50 rows before the rows that are now low. A row
-<<<<<<< HEAD
-    below half of it is low. k low rows at the end are a collapse when (1) rows as low were so rare before that k in
-    a row are noise with a probability of at most `collapse_alpha` / n, where n counts the rows that could have begun
-    such a streak (the share of low rows before, with one more low row assumed, to the power k; at most a third);
-    (2) the last half of them, and at least two, are below `collapse_floor` of the level on average; and (3) the
-    reward fell with it, by more than three standard errors: a penalty that falls to zero is no collapse.
-=======
     below half of it is low. k low rows at the end are a collapse when (1) rows as low were so rare before, at most a
     third, that k in a row are noise with a probability of at most `collapse_alpha` / n, where n counts the rows that
     could have begun such a streak (the share of low rows before, with one more low row assumed, to the power k); (2)
     the last half of them, and at least two, are below `collapse_floor` of the level on average; and (3) the reward
     fell with it, by more than three standard errors: a penalty that falls to zero is no collapse.
->>>>>>> trainer
 
     Args:
         values: the series, oldest first.

@@ -40,7 +40,7 @@ def test_of_the_published_runs_only_the_collapsed_one_is_warned_of(rate, alpha, 
 def test_of_the_committed_runs_only_those_of_the_collapsed_config_are_warned_of():
     small = known_size("smollm2-135m")
     assert step_warning(run(2e-4, 32), small) is None
-    assert "note on run-001" in step_warning(run(3e-4, 32), small)
+    assert "note on run-001" in str(step_warning(run(3e-4, 32), small))
     assert known_size("owner/name") is None
 
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.inference import engine as engine_module  # noqa: E402
-from harness.inference.decoder import supports  # noqa: E402
+from harness.inference.decoder import Decoder, supports  # noqa: E402
 from harness.inference.engine import TransformersEngine  # noqa: E402
 from tests.torch_support import loaded, tiny_llama, with_adapter  # noqa: E402
 
@@ -70,7 +70,7 @@ def test_it_samples_what_the_modules_sample(family, adapted, shared, monkeypatch
 def test_it_is_used_where_it_applies_and_only_there(monkeypatch):
     used = []
 
-    class Spy(engine_module.Decoder):
+    class Spy(Decoder):
         def __call__(self, *arguments):
             used.append(len(arguments[0]))
             return super().__call__(*arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from tests.torch_support import (  # noqa: E402
 
 NAMES = ["weights", "chat_template", "end_of_turn", "adapters", "gradient", "sampler", "tree", "packed", "padded"]
 NAMES += ["sliding_window", "effect", "merged", "round_trip"]
-FAMILIES = {
+FAMILIES: dict[str, Any] = {
     "llama": tiny_llama,
     "qwen2": lambda **settings: tiny_qwen(2, **settings),
     "qwen3": tiny_qwen,

@@ -16,7 +16,8 @@ SHAPES = [([5, 9, 1], 11), ([64, 64, 3, 0], 40), ([], 7)]
 
 def layout(root):
     """Return the branches of a flat tree, its length and who sees whom, told token by token."""
-    branches, owner = [], [("root",)] * root
+    branches = []
+    owner: list[tuple[str | int, ...]] = [("root",)] * root
     for index, (completions, suffix) in enumerate(SHAPES):
         branches.append((len(owner), suffix, completions))
         owner += [("suffix", index)] * suffix
@@ -37,9 +38,11 @@ def test_parts_equal_the_masked_square(root, dtype, bound):
     tensors = [torch.randn(1, 3, total, 16).to(dtype).requires_grad_() for _ in range(3)]
     upstream = torch.randn(1, 3, total, 16).to(dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    whole = F.scaled_dot_product_attention(*exact, attn_mask=seen, scale=0.3)
+    query, key, value = exact
+    whole = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=0.3)
     whole.backward(upstream.double())
-    parted = parted_attention(*tensors, tree_parts(root, total, branches), 0.3)
+    query, key, value = tensors
+    parted = parted_attention(query, key, value, tree_parts(root, total, branches), 0.3)
     parted.backward(upstream)
     assert parted.dtype == dtype
     assert (parted.double() - whole).abs().max() < bound
@@ -61,7 +64,8 @@ def test_a_missing_part_is_noticed():
     torch.manual_seed(0)
     branches, total, _ = layout(0)
     parts = tree_parts(0, total, branches)
-    tensors = [torch.randn(1, 1, total, 8) for _ in range(3)]
+    query, key, value = (torch.randn(1, 1, total, 8) for _ in range(3))
     without = [part for part in parts if part != next(p for p in parts if not p.causal)]
     assert any(isinstance(part, Part) for part in without)
-    assert not torch.allclose(parted_attention(*tensors, parts, 1.0), parted_attention(*tensors, without, 1.0))
+    whole = parted_attention(query, key, value, parts, 1.0)
+    assert not torch.allclose(whole, parted_attention(query, key, value, without, 1.0))

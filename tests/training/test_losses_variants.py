@@ -171,7 +171,9 @@ def test_on_policy_every_loss_has_the_gradient_of_plain_policy_gradient(loss, le
 
 def test_a_batch_without_tokens_is_a_zero_with_a_graph():
     for loss in LOSSES:
-        empty = LossInputs(torch.zeros(0, dtype=torch.float64, requires_grad=True), *[tensor()] * 2, [0, 0], tensor())
+        empty = LossInputs(
+            torch.zeros(0, dtype=torch.float64, requires_grad=True), tensor(), tensor(), [0, 0], tensor()
+        )
         out = policy_loss(empty, Totals(0, 0, 8), TrainSection(loss=loss))
         out.loss.backward()
         assert float(out.loss.detach()) == 0 and empty.logprobs.grad.shape == (0,)

@@ -265,7 +265,7 @@ def test_embedded_model_four_turns():
     played = collect(engine, own.tokenizer, own.eos_ids, env, env.tasks("train")[:2], 3, sampling, seeds)
     parts = [Group(tuple(played[i : i + 3]), (0.5, -0.25, -0.25), TEMPERATURE) for i in (0, 3)]
     base, root = wrapped.get_base_model(), common_prefix([part.prompt for part in parts])
-    gaps = {}
+    gaps: dict[int | str, float] = {}
     for budget in (100_000, 1):
         found = in_trees(base, split_groups(parts, root, budget), root)
         gaps[budget] = max(float((found[r.group, r.index] - reported(r)).abs().max()) for r in played)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -106,8 +107,9 @@ def test_stacked_experts_are_orthogonalised_one_by_one():
 def test_peft_stacks_experts_as_it_is_read_here():
     """The layout is PEFT's own: its delta weight of expert e is B_e A_e of the views."""
     from peft import LoraConfig, get_peft_model
+    from torch import nn
 
-    class Experts(torch.nn.Module):
+    class Experts(nn.Module):
         def __init__(self):
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(3, 20, 24))  # (experts, in, out)
@@ -125,7 +127,8 @@ def test_peft_stacks_experts_as_it_is_read_here():
     views = [factors(name, parameter.detach(), 4) for name, parameter in named.items()]
     names = list(named)
     a, b = (views[next(i for i, n in enumerate(names) if part in n)] for part in (".lora_A.", ".lora_B."))
-    delta = wrapped.base_model.model.experts.get_delta_weight("default").detach()
+    experts: Any = wrapped.base_model.model.experts
+    delta = experts.get_delta_weight("default").detach()
     expected = torch.stack([b[e] @ a[e] for e in range(3)])
     assert torch.allclose(delta, expected, atol=1e-5) or torch.allclose(delta, expected.mT, atol=1e-5)
 

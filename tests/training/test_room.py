@@ -170,7 +170,11 @@ def test_the_bytes_of_a_token_are_those_autograd_keeps():
         base = with_adapter(tiny_llama(layers=layers)).get_base_model()
         ones = torch.ones(room.PROBE_TOKENS // 2)
         before = torch.get_rng_state()
-        found[layers] = saved_bytes_per_token(base, lambda tree, m=base, t=ones: policy.tree_logprobs(m, tree, t)[0])
+
+        def forward(tree, model=base, temperatures=ones):
+            return policy.tree_logprobs(model, tree, temperatures)[0]
+
+        found[layers] = saved_bytes_per_token(base, forward)
         assert torch.equal(before, torch.get_rng_state()) and not base.training
     steps = (found[4] - found[2]) / 2, (found[8] - found[4]) / 4
     assert steps[0] == pytest.approx(steps[1], rel=0.02)
