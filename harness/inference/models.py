@@ -263,7 +263,7 @@ def load_model(section: ModelSection) -> LoadedModel:
     try:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model, found = AutoModelForCausalLM.from_pretrained(
+        both: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -275,6 +275,7 @@ def load_model(section: ModelSection) -> LoadedModel:
         raise InfraError(
             f"cannot load the model in {path}: {error}", "delete that folder to convert or fetch it again"
         ) from error
+    model, found = both
     lacking = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
     if lacking:  # transformers would fill them with random numbers and only warn
         raise InfraError(

@@ -63,7 +63,7 @@ CALLS = {
     "ledger textconv": (["ledger", "textconv", "runs.jsonl"], {0}),
     "help": (["help", "exit-codes"], {0}),
 }
-HEAVY = {"doctor", "eval", "model check", "model show"}  # tested on their own: they look at the machine, or load a model
+HEAVY = {"doctor", "eval", "model check", "model show"}  # tested on their own: they take long
 
 
 def test_every_command_is_called_below():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,7 @@ from tests.training.reference import (  # noqa: E402
 )
 from tests.training.test_tree_gradient import some_groups, tree_gradient  # noqa: E402
 
-FAMILIES = {
+FAMILIES: dict[str, Callable] = {
     "llama": tiny_llama,
     "qwen2": lambda **settings: tiny_qwen(2, **settings),
     "qwen3": tiny_qwen,
@@ -171,7 +173,8 @@ def test_item_24_every_adapter_tensor_gets_a_gradient(family, checkpointing):
     """B on the first step, where it is zero and A cannot have one; both from the second step on."""
     for wrapped, first in ((attach_lora(family(), LoraSection(rank=4), 0), True), (with_adapter(family()), False)):
         if checkpointing:
-            wrapped.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+            base: Any = wrapped.get_base_model()
+            base.gradient_checkpointing_enable({"use_reentrant": False})
             wrapped.train()
         found = tree_gradient(wrapped, some_groups())
         assert all(torch.isfinite(gradient).all() for gradient in found.values())
@@ -231,7 +234,7 @@ def test_llama_adapters_are_what_they_were():
     section = LoraSection(rank=4, dropout=0.1)
     wrapped = attach_lora(tiny_llama(layers=1), section, 0)
     plain = LoraConfig(
-        r=4, lora_alpha=32.0, lora_dropout=0.1, target_modules="all-linear", bias="none", task_type="CAUSAL_LM"
+        r=4, lora_alpha=32, lora_dropout=0.1, target_modules="all-linear", bias="none", task_type="CAUSAL_LM"
     )
     expected = get_peft_model(tiny_llama(layers=1), plain).peft_config["default"].to_dict()
     assert wrapped.peft_config["default"].to_dict() == expected
