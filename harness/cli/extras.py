@@ -21,7 +21,6 @@ EXTRAS: dict[str, dict[str, str]] = {
     },
     "query": {"duckdb": "duckdb"},
     "imports": {"yaml": "pyyaml"},
-    "quantised": {"bitsandbytes": "bitsandbytes"},
 }
 """Extra -> module name -> distribution name."""
 

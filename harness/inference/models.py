@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaF
 
 from harness.config.schema import ModelSection
 from harness.core.canonical import sha256_file
-from harness.core.errors import ConfigError, InfraError, MissingExtraError, NotFoundError
+from harness.core.errors import ConfigError, InfraError, NotFoundError
 from harness.core.files import file_lock, fsync_dir
 from harness.core.paths import cache_dir
 
@@ -254,8 +254,8 @@ def load_model(section: ModelSection) -> LoadedModel:
     """Load the base model and its tokenizer for generation and training.
 
     Raises:
-        NotFoundError, ConfigError, InfraError: as `resolve_model`; InfraError on damaged weights; ConfigError and
-            MissingExtraError where 4 bits are asked for and cannot be had.
+        NotFoundError, ConfigError, InfraError: as `resolve_model`; InfraError on damaged weights; ConfigError
+            where 4 bits are asked for and cannot be had.
     """
     path = resolve_model(section.name, section.revision)
     device = pick_device(section.device)
@@ -263,7 +263,7 @@ def load_model(section: ModelSection) -> LoadedModel:
     try:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        both: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -275,7 +275,7 @@ def load_model(section: ModelSection) -> LoadedModel:
         raise InfraError(
             f"cannot load the model in {path}: {error}", "delete that folder to convert or fetch it again"
         ) from error
-    model, found = loaded
+    model, found = both
     lacking = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
     if lacking:  # transformers would fill them with random numbers and only warn
         raise InfraError(
@@ -292,8 +292,8 @@ def _in_four_bits(path: Path, device: torch.device, dtype: torch.dtype) -> dict[
     """Return the loader's arguments for a base in 4-bit normal floats (Dettmers et al. 2023, arXiv 2305.14314, §3).
 
     Raises:
-        ConfigError: where it cannot work: no CUDA device, another dtype, or experts, which stay as they are.
-        MissingExtraError: without bitsandbytes.
+        ConfigError: where it cannot work: no CUDA device, another dtype, experts, which stay as they are, or no
+            bitsandbytes.
     """
     kind = json.loads((path / "config.json").read_text()).get("model_type")
     if device.type != "cuda":
@@ -307,7 +307,10 @@ def _in_four_bits(path: Path, device: torch.device, dtype: torch.dtype) -> dict[
             "model.load 'nf4' leaves the experts of afmoe, nearly all of it, in full size", "use model.load = 'full'"
         )
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtraError("quantised", "bitsandbytes")
+        raise ConfigError(
+            "model.load 'nf4' needs the package bitsandbytes, which is not installed",
+            "pip install 'bitsandbytes>=0.46', or use model.load = 'full'",
+        )
     from transformers import BitsAndBytesConfig
 
     quantised = BitsAndBytesConfig(

@@ -68,7 +68,7 @@ CALLS = {
     "model check": (["model", "check", "no-such-model"], {2}),
     "help": (["help", "exit-codes"], {0}),
 }
-HEAVY = {"doctor", "eval"}  # tested on their own: they look at the whole machine, or load a model
+HEAVY = {"doctor", "eval", "model check", "model show"}  # tested on their own: they take long
 
 
 def test_every_command_is_called_below():

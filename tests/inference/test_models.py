@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.config.schema import ModelSection  # noqa: E402
-from harness.core.errors import ConfigError, InfraError, MissingExtraError, NotFoundError  # noqa: E402
+from harness.core.errors import ConfigError, InfraError, NotFoundError  # noqa: E402
 from harness.inference import models  # noqa: E402
 from harness.inference.models import (  # noqa: E402
     Embedded,
@@ -260,7 +260,7 @@ def test_weights_that_lack_a_tensor_are_not_filled_with_random_numbers(folder):
         ("llama", "cpu", torch.bfloat16, ConfigError, "needs CUDA"),
         ("llama", "cuda", torch.float32, ConfigError, "bfloat16 only"),
         ("afmoe", "cuda", torch.bfloat16, ConfigError, "leaves the experts"),
-        ("llama", "cuda", torch.bfloat16, MissingExtraError, "bitsandbytes"),
+        ("llama", "cuda", torch.bfloat16, ConfigError, "bitsandbytes"),
     ],
 )
 def test_four_bits_where_they_cannot_be_had(kind, device, dtype, error, message, tmp_path, monkeypatch):

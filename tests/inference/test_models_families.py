@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from tests.training.reference import (  # noqa: E402
 )
 from tests.training.test_tree_gradient import some_groups, tree_gradient  # noqa: E402
 
-FAMILIES: dict[str, Any] = {
+FAMILIES: dict[str, Callable] = {
     "llama": tiny_llama,
     "qwen2": lambda **settings: tiny_qwen(2, **settings),
     "qwen3": tiny_qwen,

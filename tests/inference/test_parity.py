@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -30,7 +30,7 @@ from tests.torch_support import (  # noqa: E402
 
 NAMES = ["weights", "chat_template", "end_of_turn", "adapters", "gradient", "sampler", "tree", "packed", "padded"]
 NAMES += ["sliding_window", "effect", "merged", "round_trip"]
-FAMILIES: dict[str, Any] = {
+FAMILIES: dict[str, Callable] = {
     "llama": tiny_llama,
     "qwen2": lambda **settings: tiny_qwen(2, **settings),
     "qwen3": tiny_qwen,
