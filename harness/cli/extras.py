@@ -18,6 +18,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "gguf": "gguf",
         "sentencepiece": "sentencepiece",
         "huggingface_hub": "huggingface-hub",
+        "psutil": "psutil",
     },
     "query": {"duckdb": "duckdb"},
     "imports": {"yaml": "pyyaml"},
