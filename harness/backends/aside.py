@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from harness.core.errors import InfraError
-from harness.core.files import disk_hint
+from harness.core.files import disk_hint, step_folders
 from harness.ledger.superseded import FOLDER
 
 _MOVED = ("rollouts", "adapters", "evals")
@@ -45,8 +45,7 @@ def set_aside(folder: Path, attempt: int, resumed_from: int | None) -> list[Path
 
 def _later(folder: Path, step: int) -> list[Path]:
     """Return the folders of steps after one, of everything that is stored by step."""
-    found = [path for name in _MOVED for path in sorted((folder / name).glob("step_*"))]
-    return [path for path in found if path.name[5:].isdigit() and int(path.name[5:]) > step]
+    return [path for name in _MOVED for number, path in step_folders(folder / name) if number > step]
 
 
 def _move(source: Path, target: Path) -> Path:

@@ -36,7 +36,7 @@ from harness.inference.models import LoadedModel, load_model, pick_device, pick_
 from harness.ledger import Ledger, NewEvent, RunState, State, this_process
 from harness.ledger.life import liveness
 from harness.ledger.recover import check_known, close, closing_data
-from harness.ledger.results import current_evals
+from harness.ledger.results import own_prompt_evals
 from harness.ledger.superseded import current_rows, read_rows
 from harness.program import Program, read_context
 from harness.program.documents import Context
@@ -45,7 +45,7 @@ from harness.rollouts.collect import Sampling
 from harness.training.checkpoints import Numerics, checkpoint_steps, read_manifest
 from harness.training.loop import Trainer, TrainingEnv
 from harness.training.tasks import TaskStream
-from harness.training.watchdogs import paired
+from harness.training.watchdogs import HeldOut, paired
 
 Report = Callable[[dict[str, Any]], None]
 WAIT_FOREVER_S = 10.0**9
@@ -311,7 +311,7 @@ def _train(attempt: Attempt) -> dict[str, Any]:
             recorder, suites, prompts, engine, loaded, step, sha, attempt.context, report
         ),
         report=report,
-        heldout=lambda: paired(_current_evals(attempt), attempt.context.eval.confidence),
+        heldout=lambda: _heldout(attempt),
         anyway=attempt.anyway,
         spent_s=_seconds_before(attempt) + time.monotonic() - attempt.began,
     )
@@ -323,10 +323,10 @@ def _train(attempt: Attempt) -> dict[str, Any]:
     return {"adapter_sha": sha256_file(adapter)}
 
 
-def _current_evals(attempt: Attempt) -> list[dict[str, Any]]:
-    """Return the data of the run's evals that count, under its own prompt."""
+def _heldout(attempt: Attempt) -> list[HeldOut]:
+    """Return the run's held-out points on record, for the watchdog."""
     run = attempt.ledger.state().runs[attempt.plan.run]
-    return [data for data in current_evals(run) if data.get("prompt") == "run"]
+    return paired(own_prompt_evals(run), attempt.context.eval.confidence)
 
 
 def _seconds_before(attempt: Attempt) -> float:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from harness.core.errors import InfraError
-from harness.core.files import disk_hint
+from harness.core.files import disk_hint, step_folders
 from harness.core.git import git_output
 from harness.core.ids import run_number
 from harness.core.types import Decision
@@ -117,10 +117,7 @@ def _reason_to_keep(run: RunState, young: bool, keep_last: int, before: datetime
 def _items(program: Program, run: str) -> list[Item]:
     """Return the folders of a run that may go, those that git tracks or that are links left out."""
     folder = program.run_dir(run)
-    rollouts = sorted(
-        (path for path in (folder / "rollouts").glob("step_*") if path.name[5:].isdecimal()),
-        key=lambda path: int(path.name[5:]),
-    )
+    rollouts = [path for _, path in step_folders(folder / "rollouts")]
     named = [("checkpoint", path) for path in sorted((folder / "checkpoints").glob("*"))]
     named += [("rollouts", path) for path in rollouts[1:-1]]
     for attempt in sorted((folder / "superseded").glob("attempt_*")):

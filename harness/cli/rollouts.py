@@ -11,6 +11,7 @@ from harness.cli.output import Line, Result, Styled, page, rows_document
 from harness.cli.shared import All, RunArg, command, new_app
 from harness.cli.state import find_run, program, read_state
 from harness.core.errors import NotFoundError, UsageError
+from harness.core.files import step_folders
 from harness.core.names import did_you_mean
 from harness.core.numbers import number_or_none
 from harness.ledger.superseded import FOLDER
@@ -87,12 +88,7 @@ def _superseded_hint(run_dir: Path) -> str:
 
 def stored_steps(folder: Path) -> dict[int, Path]:
     """Return the folders of stored rollouts by step."""
-    found = {}
-    for path in folder.glob("step_*"):
-        name = path.name.removeprefix("step_")
-        if name.isdigit() and path.is_dir():
-            found[int(name)] = path
-    return found
+    return {step: path for step, path in step_folders(folder) if path.is_dir()}
 
 
 def _read(folder: Path, env: str) -> list[dict[str, Any]]:

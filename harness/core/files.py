@@ -51,6 +51,12 @@ def atomic_write(path: Path, data: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def step_folders(parent: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of everything named `step_N` in a folder, by step; nothing where there is no folder."""
+    named = ((path.name.removeprefix("step_"), path) for path in parent.glob("step_*"))
+    return sorted((int(name), path) for name, path in named if name.isdecimal())
+
+
 def disk_hint(error: OSError) -> str:
     """Return what to do about an operating-system error on write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

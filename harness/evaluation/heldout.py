@@ -12,7 +12,7 @@ from harness.config.load import load_config
 from harness.config.schema import ModelSection
 from harness.core.canonical import content_sha, sha256_file, sha256_hex
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
-from harness.core.files import atomic_write
+from harness.core.files import atomic_write, step_folders
 from harness.core.redact import redactor
 from harness.core.seeds import derive_seed
 from harness.core.types import Rollout, Task
@@ -306,8 +306,7 @@ def _evaluate_run(
     if state.runs[run].status == "running":
         raise RefusedError(f"{run} is still running and evaluates itself", f"`harness wait {run}`")
     adapters = program.run_dir(run) / "adapters"
-    names = [path.parent.name.removeprefix("step_") for path in adapters.glob(f"step_*/{WEIGHTS}")]
-    steps = sorted(int(name) for name in names if name.isdecimal())
+    steps = [number for number, folder in step_folders(adapters) if (folder / WEIGHTS).exists()]
     chosen = step if step is not None else (steps[-1] if steps else None)
     if chosen is None or (chosen and chosen not in steps):
         have = f"there are adapters of steps {', '.join(map(str, steps))}" if steps else "it has none here"

@@ -9,7 +9,6 @@ those that autograd really keeps.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from harness.core.errors import ConfigError
 from harness.inference.lora import adapted_weights, attach_lora, trainable
 from harness.inference.models import SUPPORTED_TYPES
 from harness.inference.parity import Trainer
+from harness.inference.saved import saved_bytes
 from harness.inference.tree import ATTENTION, build_tree
 
 PARTS = {
@@ -128,7 +128,7 @@ def footprint(folder: Path, section: LoraSection, dtype: torch.dtype, work: Work
         trainer.prepare(wrapped)
         if "experts" in parts:  # torch's grouped product knows its shapes only in bfloat16
             model.set_experts_implementation(SHAPES)
-        kept = saved_bytes(lambda: one_pass(wrapped.get_base_model(), work, trainer), list(wrapped.parameters()))
+        kept = saved_bytes(lambda: one_pass(wrapped.get_base_model(), work, trainer), wrapped.parameters)
     return Footprint(
         parts=parts,
         active=_active(parts, config),
@@ -221,26 +221,3 @@ def one_pass(causal_lm: Any, work: Workload, trainer: Trainer) -> Tensor:
     tree = build_tree([[0] * work.prompt], [[[0] * work.completion] * work.group], 0, device)
     logprobs, _ = trainer.tree_logprobs(causal_lm, tree, torch.ones(work.group * work.completion, device=device))
     return logprobs.sum()
-
-
-def saved_bytes(run: Callable[[], Tensor], parameters: list[torch.nn.Parameter]) -> int:
-    """Return the bytes that autograd keeps after `run`, each storage once, parameters not counted.
-
-    Args:
-        run: builds a graph and returns its root.
-        parameters: of the model; they are there anyway.
-    """
-    owned = {parameter.untyped_storage()._cdata for parameter in parameters}
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in owned:
-            kept[storage._cdata] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        root = run()
-    total = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    del root
-    return total

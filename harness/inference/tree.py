@@ -41,7 +41,6 @@ class Branch:
     start: int
     suffix: int
     completions: tuple[int, ...]
-    mask: Tensor  # (length, length) bool: who sees whom inside the branch
 
     @property
     def stop(self) -> int:
@@ -140,7 +139,8 @@ class TreeBatch:
             else:
                 branch = self.branches[place]
                 own = slice(branch.start, branch.stop)
-                seen = torch.cat([branch.mask.new_ones(branch.stop - branch.start, root), branch.mask], dim=1)
+                inside = _branch_mask(branch.suffix, branch.completions)
+                seen = torch.cat([inside.new_ones(len(inside), root), inside], dim=1)
             seen = seen.to(self.input_ids.device)
             if span:
                 positions = self.position_ids[0]
@@ -163,6 +163,7 @@ def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
 
 
 def _branch_mask(suffix: int, completions: Sequence[int]) -> Tensor:
+    """Return (length, length) bool: who sees whom inside a branch."""
     length = suffix + sum(completions)
     mask = torch.zeros(length, length, dtype=torch.bool)
     mask[:, :suffix] = True
@@ -199,7 +200,7 @@ def build_tree(
         if not suffix:
             raise ValueError("a prompt has no token beyond the shared root")
         lengths = tuple(len(row) for row in rows)
-        branches.append(Branch(len(ids), len(suffix), lengths, _branch_mask(len(suffix), lengths).to(device)))
+        branches.append(Branch(len(ids), len(suffix), lengths))
         ids += suffix
         positions += range(root, len(prompt))
         for row in rows:

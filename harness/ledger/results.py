@@ -15,6 +15,11 @@ def current_evals(run: RunState) -> list[dict[str, Any]]:
     return [data for data in run.evals if not is_superseded(data, run.attempts)]
 
 
+def own_prompt_evals(run: RunState) -> list[dict[str, Any]]:
+    """Return the data of the evals that count and were done under the run's own prompt, as the event says."""
+    return [data for data in current_evals(run) if data.get("prompt") == "run"]
+
+
 def last_policy_evals(run: RunState) -> dict[str, dict[str, Any]]:
     """Return the policy's eval of the highest step per environment, under the run's own prompt.
 

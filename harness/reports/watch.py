@@ -12,7 +12,7 @@ from harness.config.schema import WatchdogSection
 from harness.core.errors import NotFoundError
 from harness.core.numbers import number_or_none
 from harness.ledger import RunState, State
-from harness.ledger.results import current_evals
+from harness.ledger.results import own_prompt_evals
 from harness.ledger.superseded import current_rows, read_rows
 from harness.program import Program, read_context
 from harness.reports.compact import parse_metrics
@@ -54,7 +54,7 @@ def watch_run(program: Program, state: State, run: str) -> Watched:
     """
     record = state.runs[run]
     rows = _rows(program, run)
-    points = paired(_evals(record), float(read_context(program).eval.confidence))
+    points = paired(own_prompt_evals(record), float(read_context(program).eval.confidence))
     noise = "paired items" if points else ""
     if not points:
         points, noise = _replicates(state, record)
@@ -81,13 +81,9 @@ def _rows(program: Program, run: str) -> list[dict[str, Any]]:
     ]
 
 
-def _evals(record: RunState) -> list[dict[str, Any]]:
-    return [data for data in current_evals(record) if data.get("prompt") == "run"]
-
-
 def _replicates(state: State, record: RunState) -> tuple[list[HeldOut], str]:
     """Test an imported run against the spread of the base model over all runs that came from the same source."""
-    own = _evals(record)
+    own = own_prompt_evals(record)
     wanted = Counter((str(data.get("env")), str(data.get("metric"))) for data in own if data.get("subject") == "policy")
     if not wanted:
         return [], ""
@@ -97,7 +93,7 @@ def _replicates(state: State, record: RunState) -> tuple[list[HeldOut], str]:
         value
         for other in state.runs.values()
         if other.kind == "import" and (other.created.get("source") or {}).get("name") == source
-        for data in _evals(other)
+        for data in own_prompt_evals(other)
         if (data.get("subject"), str(data.get("env")), str(data.get("metric"))) == ("base", env, metric)
         and (value := _reward(data)) is not None
     ]

@@ -46,8 +46,7 @@ class Group:
     def computed(self) -> list[int]:
         """Positions of the rollouts in the loss that this pass computes; those without a sampled token never are."""
         skipped = self.outside | self.elsewhere
-        written = [any(segment.sampled and segment.token_ids for segment in r.segments) for r in self.rollouts]
-        return [i for i, some in enumerate(written) if some and i not in skipped]
+        return [i for i, rollout in enumerate(self.rollouts) if any(rollout.sampled) and i not in skipped]
 
     @property
     def completion_tokens(self) -> int:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from harness.core.canonical import sha256_file
 from harness.core.errors import ConfigError, InfraError
-from harness.core.files import fsync_dir
+from harness.core.files import fsync_dir, step_folders
 
 MANIFEST = "manifest.json"
 _TENSORS = "state.safetensors"
@@ -117,9 +117,7 @@ def save_checkpoint(
 
 def checkpoint_steps(parent: Path) -> list[int]:
     """Return the steps of complete checkpoints, ascending."""
-    folders = parent.glob("step_*") if parent.is_dir() else []
-    named = ((folder.name.removeprefix("step_"), folder) for folder in folders)
-    return sorted(int(step) for step, folder in named if step.isdecimal() and (folder / MANIFEST).is_file())
+    return [step for step, folder in step_folders(parent) if (folder / MANIFEST).is_file()]
 
 
 def read_manifest(parent: Path, step: int) -> dict[str, Any]:

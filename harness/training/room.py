@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import is_out_of_memory
+from harness.inference.saved import saved_bytes
 from harness.inference.tree import TreeBatch, build_tree
 from harness.training.batches import Plan
 from harness.training.head import COPIES
@@ -108,23 +109,13 @@ def saved_bytes_per_token(causal_lm: Any, forward: Callable[[TreeBatch], Tensor]
     device = causal_lm.device
     half = PROBE_TOKENS // 2
     tree = build_tree([[1] * half], [[[1] * half]], 0, device)
-    fixed = {p.untyped_storage().data_ptr() for p in [*causal_lm.parameters(), *causal_lm.buffers()]}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> None:
-        # held until the end, or its memory would be used again and its address counted once for two tensors
-        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
-
-    def never(_: None) -> Tensor:
-        raise AssertionError("there is no backward pass here")
-
     training = causal_lm.training
     causal_lm.eval()
     try:
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, never):
-            forward(tree)
-        fixed |= {bias.untyped_storage().data_ptr() for bias in tree.biases.values()}
-        return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in fixed) / PROBE_TOKENS
+        kept = saved_bytes(
+            lambda: forward(tree), lambda: [*causal_lm.parameters(), *causal_lm.buffers(), *tree.biases.values()]
+        )
+        return kept / PROBE_TOKENS
     finally:
         causal_lm.train(training)
 

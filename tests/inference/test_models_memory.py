@@ -14,7 +14,8 @@ from harness.cli.model import trainer  # noqa: E402
 from harness.config.schema import LoraSection  # noqa: E402
 from harness.core.errors import ConfigError  # noqa: E402
 from harness.inference.lora import attach_lora, trainable  # noqa: E402
-from harness.inference.memory import Workload, footprint, one_pass, saved_bytes  # noqa: E402
+from harness.inference.memory import Workload, footprint, one_pass  # noqa: E402
+from harness.inference.saved import saved_bytes  # noqa: E402
 from tests.torch_support import tiny_afmoe, tiny_llama, tiny_qwen  # noqa: E402
 
 WORK = Workload(prompt=40, completion=9, group=3)
@@ -60,7 +61,7 @@ def test_a_small_model_needs_what_was_told(build, dtype, tmp_path):
     adapters = list(trainable(wrapped).values())
     assert told.adapter_parameters == sum(parameter.numel() for parameter in adapters)
     assert {parameter.dtype for parameter in adapters} == {torch.float32}
-    real = saved_bytes(lambda: one_pass(wrapped.get_base_model(), WORK, trainer()), list(wrapped.parameters()))
+    real = saved_bytes(lambda: one_pass(wrapped.get_base_model(), WORK, trainer()), wrapped.parameters)
     assert told.activation_bytes == pytest.approx(real, rel=0.02)
 
 
