@@ -12,7 +12,7 @@ from harness.ledger.ideas import drop_idea, leave_idea, next_idea, same_idea, ta
 from harness.ledger.life import live_status, stale
 from harness.ledger.process import look
 from harness.ledger.recover import Told, check_known, close, stale_runs
-from harness.ledger.results import last_policy_evals
+from harness.ledger.results import last_policy_evals, own_prompt_evals
 from harness.ledger.superseded import current_rows, is_superseded, read_rows, superseded_rows
 
 RUN = "run-001"
@@ -187,6 +187,18 @@ def test_a_run_that_starts_over_has_no_result_of_its_older_attempts(ledger):
     run = ledger.state().runs[RUN]
     assert last_policy_evals(run) == {}
     assert [is_superseded(data, run.attempts) for data in run.evals] == [False, True]
+
+
+def test_evals_under_another_prompt_or_of_other_weights_are_none_of_the_run_s_own(ledger):
+    begin(ledger, this_process())
+    for step, prompt in ((0, "run"), (0, "shipped"), (4, "run"), (4, "shipped"), (8, "run")):
+        data = {"attempt": 1, "subject": "policy", "step": step, "env": "toy", "prompt": prompt}
+        ledger.append(RUN, "evaluated", data | {"means": {}})
+    found = own_prompt_evals(ledger.state().runs[RUN])
+    assert [(data["step"], data["prompt"]) for data in found] == [(0, "run"), (4, "run"), (8, "run")]
+    ledger.append(RUN, "finished", {"attempt": 1, "outcome": "interrupted", "step": 8})
+    found = own_prompt_evals(begin(ledger, this_process(), 2, resumed_from=4))
+    assert [data["step"] for data in found] == [0, 4]
 
 
 def test_events_without_an_attempt_are_never_superseded():
