@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ def check_program(here: Program, base: str | None, head: Sequence[str], reports:
         MissingExtraError: when reports cannot be built here.
     """
     from harness.core.git import git_line
+    from harness.core.memory import no_collection
     from harness.ledger.artefacts import report_findings
     from harness.ledger.history import commit_of, file_at, files_at
     from harness.ledger.lost import shas
@@ -43,12 +45,15 @@ def check_program(here: Program, base: str | None, head: Sequence[str], reports:
     name = here.relative(here.ledger)
     data = file_at(here.root, commit, name) if commit else None
     against = _base(here, base, commit, data) if base and commit else None
-    done = check(here.ledger, here.root, base=against, recorded=_recorded(head))
+    with no_collection():
+        done = check(here.ledger, here.root, base=against, recorded=_recorded(head))
+        gc.freeze()  # none of it is garbage, and every collection would walk through all of it
     done.findings += page_findings(here, done.state)
     if commit:
         # Only runs that the commit knows as they are now: a renumbered run has left its old folder on purpose.
-        known = shas(data)
-        tracked = [path for path in files_at(here.root, commit, "analysis") if _root_of(done, path) in known]
+        files = files_at(here.root, commit, "analysis")
+        known = shas(data) if files else frozenset()
+        tracked = [path for path in files if _root_of(done, path) in known]
         done.findings += report_findings(done.state, here.root, tracked, base or "HEAD")
     if reports:
         done.findings += _stale_reports(here, done)

@@ -6,6 +6,7 @@ written is never exit 0, and interrupts have codes of their own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -44,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = BROKEN_PIPE
     except OSError as error:  # the answer, or the error message itself, could not be written
         code = _output_lost(error)
-    return _finish(code)
+    code = _finish(code)
+    if argv is None:
+        _leave(code)
+    return code
 
 
 def _before_dashes(args: list[str]) -> list[str]:
@@ -250,6 +254,21 @@ def _finish(code: int) -> int:
     if code == BROKEN_PIPE:
         _discard_stdout()
     return code
+
+
+def _leave(code: int) -> None:
+    """End the process at once when nothing waits for its end.
+
+    Freeing 100,000 events one after the other takes a second, for memory that goes back with the process anyway.
+    """
+    import atexit
+
+    if atexit._ncallbacks() or len(sys._current_frames()) > 1:  # torch, logging, coverage, a thread: the usual way out
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or lost, which was told above
+            stream.flush()
+    os._exit(code)
 
 
 def _output_lost(error: OSError) -> int:

@@ -85,8 +85,8 @@ def _finite(text: str) -> float:
 
 
 # Built once: json.loads with hooks builds a decoder per call, which costs more than a short line.
-_BLANKS = ("", " ", "\t", "\n", "\r")
 _STRICT = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
+_scan = _STRICT.scan_once  # type: ignore[attr-defined]
 
 
 def strict_loads(data: bytes | str) -> Any:
@@ -111,7 +111,8 @@ def strict_loads(data: bytes | str) -> Any:
                 depth -= 1
         if peak > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH}")
-    if text[:1] in _BLANKS:
-        return _STRICT.decode(text)
-    value, end = _STRICT.raw_decode(text)  # what `decode` does, without looking for blanks around it
+    try:
+        value, end = _scan(text, 0)  # what `decode` does, without looking for blanks around it
+    except StopIteration:
+        end = -1
     return value if end == len(text) else _STRICT.decode(text)

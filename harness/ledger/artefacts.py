@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ from harness.ledger.fold import RunState, State
 REPORT_FILES = ("report.md", "report.html", "rollouts.md", "data/")
 """What a committed report consists of; plots come and go with the metrics."""
 
+NAMING_KEYS = ("config", "files", "file_sha", "metrics_sha", "certificate")
+"""Members that name a file, or its hash, in the data of an event."""
 
-def artefact_findings(state: State, root: Path) -> Iterator[Finding]:
+
+def artefact_findings(state: State, root: Path, naming: Collection[str]) -> Iterator[Finding]:
     """Check every file that events name; of several events that name one path, the newest counts.
 
     Runs that share a number are left out: nobody knows whose files these are until one is renumbered.
@@ -28,6 +31,7 @@ def artefact_findings(state: State, root: Path) -> Iterator[Finding]:
     Args:
         state: the fold of the ledger.
         root: the resolved folder that paths are relative to.
+        naming: hashes of the events whose data have one of `NAMING_KEYS`; others are not parsed again.
 
     Raises:
         InfraError: when a file cannot be read.
@@ -36,8 +40,8 @@ def artefact_findings(state: State, root: Path) -> Iterator[Finding]:
     for run in state.runs.values():
         if run.run in state.collisions:
             continue
-        yield from _committed(run, root)
-        recorded = _recorded_metrics(run)
+        yield from _committed(run, root, naming)
+        recorded = _recorded_metrics(run, naming)
         if recorded is None:
             continue
         metrics = root / "outputs" / run.run / "metrics.jsonl"
@@ -70,20 +74,23 @@ def report_findings(state: State, root: Path, tracked: Iterable[str], where: str
             yield Finding("missing_file", "error", text, run=parts[1])
 
 
-def _recorded_metrics(run: RunState) -> str | None:
+def _recorded_metrics(run: RunState, naming: Collection[str]) -> str | None:
     """Return the hash of the metrics as the last attempt left them; None while one runs, or when it told none."""
     executions = run.of_kind("started", "finished")
     last = executions[-1] if executions else None
-    return last.data.get("metrics_sha") if last is not None and last.kind == "finished" else None
+    if last is None or last.kind != "finished" or last.sha not in naming:
+        return None
+    return last.data.get("metrics_sha")
 
 
-def _committed(run: RunState, root: Path) -> Iterator[Finding]:
+def _committed(run: RunState, root: Path, naming: Collection[str]) -> Iterator[Finding]:
     named: dict[str, tuple[str, str]] = {}
-    files = run.created.get("files")  # of an import
+    created = run.created if any(event.sha in naming for event in run.of_kind("created", "imported")) else {}
+    files = created.get("files")  # of an import
     for entry in files if isinstance(files, list) else ():
         if isinstance(entry, dict) and entry.get("file"):
             named[str(entry["file"])] = ("imported file", str(entry.get("sha")))
-    for data in run.evals:
+    for data in (event.data for event in run.of_kind("evaluated") if event.sha in naming):
         if data.get("file") and data.get("file_sha"):
             named[str(data["file"])] = ("items of an eval", str(data["file_sha"]))
     if run.promoted and run.promoted.get("certificate") and run.promoted.get("certificate_sha"):
@@ -94,8 +101,8 @@ def _committed(run: RunState, root: Path) -> Iterator[Finding]:
         if path is not None and _sha(path) != sha:
             text = f"{name} ({what} of {run.run}) was changed after the ledger recorded it"
             yield Finding("changed_file", "error", text, run=run.run)
-    if run.created.get("config"):
-        yield from _config(run, str(run.created["config"]), root)
+    if created.get("config"):
+        yield from _config(run, str(created["config"]), root)
 
 
 def _sha(path: Path) -> str:

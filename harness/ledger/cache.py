@@ -73,7 +73,10 @@ class Cache:
         """
         query = "SELECT key, value, check_sum FROM entries WHERE key >= ? AND key < ?"
         rows = self._connection.execute(query, (prefix, prefix[:-1] + "0")).fetchall()  # "0" follows "/"
-        values = json.loads("[" + ",".join([_checked(*row) for row in rows]) + "]")
+        crc32 = zlib.crc32
+        if not all(crc32(f"{key} {value}".encode()) == check_sum for key, value, check_sum in rows):  # as `_sum`
+            raise BrokenError(f"an entry under {prefix!r} was changed")
+        values = json.loads("[" + ",".join([row[1] for row in rows]) + "]")
         return dict(zip([row[0][len(prefix) :] for row in rows], values, strict=True))
 
     def put(self, entries: Iterable[tuple[str, Any]], *, clear: Iterable[str] = ()) -> None:

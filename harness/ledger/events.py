@@ -100,7 +100,7 @@ class Event:
     prev: tuple[str, ...]
     sha: str
     line: bytes = field(repr=False)
-    _start: int = field(repr=False, compare=False)
+    start: int = field(repr=False, compare=False)
     _data: dict[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -112,13 +112,17 @@ class Event:
         """
         if self._data is None:
             try:
-                self._data = strict_loads(self.line[self._start : -_TAIL])
+                self._data = strict_loads(self.line[self.start : -_TAIL])
             except ValueError as error:
                 raise LedgerCorruptError(
                     f"the data of event {self.id} ({self.kind} of {self.run}) are no strict JSON object: {error}",
                     "`harness ledger verify` names the line",
                 ) from error
         return self._data
+
+    def let_go(self) -> None:
+        """Drop the parsed data; they are parsed again when asked for."""
+        self._data = None
 
 
 def format_time(now_ns: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.ledger.events import Event
 
@@ -30,10 +31,10 @@ class Finding:
     run: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """An event and where its line stands."""
+class Placed(NamedTuple):
+    """An event, where its line stands, and whether its data name a committed file."""
 
     event: Event
     line: int
     offset: int
+    naming: bool

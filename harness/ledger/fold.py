@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from harness.core.errors import LedgerCorruptError
+from harness.core.lazy import lazy
 from harness.ledger.events import KINDS, PROGRAM, RENUMBERED, Event, UnknownEventError
 from harness.ledger.numbering import Numbering, contests, heads, separate
 
@@ -32,7 +33,7 @@ class RunState:
     def __repr__(self) -> str:
         return f"RunState({self.run!r}, {self.status}, {len(self.events)} events)"
 
-    @cached_property
+    @lazy
     def _by_kind(self) -> dict[str, list[Event]]:
         groups: dict[str, list[Event]] = {}
         for event in self.events:
@@ -45,48 +46,55 @@ class RunState:
             return list(self._by_kind.get(kinds[0], ()))
         return [event for event in self.events if event.kind in kinds]
 
-    @cached_property
+    def _last(self, kind: str) -> Event | None:
+        events = self._by_kind.get(kind)
+        return events[-1] if events else None
+
+    @lazy
     def created(self) -> dict[str, Any]:
         """Data of the `created` (or `imported`) event; empty when the run has none."""
         births = self.of_kind("created") or self.of_kind("imported")
         return births[0].data if births else {}
 
-    @cached_property
+    @lazy
     def root(self) -> str:
         """Hash of the run's first event; it stays when the run gets another number."""
         return self.events[0].sha
 
-    @cached_property
+    @lazy
     def created_at(self) -> str:
         """Time of the run's first event."""
         return self.events[0].at
 
-    @cached_property
+    @lazy
     def kind(self) -> str:
         """`training`, `prompt_search` or `import`."""
         return str(self.created.get("type", "import" if self.of_kind("imported") else "training"))
 
-    @cached_property
+    @lazy
     def hypothesis(self) -> str:
         """What the run tests."""
         return str(self.created.get("hypothesis") or "")
 
-    @cached_property
+    @lazy
     def parent(self) -> str | None:
         """The run whose config this one changes."""
         return self.created.get("parent")
 
-    @cached_property
+    @lazy
     def idea(self) -> str | None:
         """Id of the `proposed` event that the run took up."""
+        births = self.of_kind("created")
+        if births and b'"idea":"' not in births[0].line:  # asked of every run, and few have one
+            return None
         return self.created.get("idea")
 
-    @cached_property
+    @lazy
     def config_sha(self) -> str | None:
         """Hash of the config the run was created with."""
         return self.created.get("config_sha")
 
-    @cached_property
+    @lazy
     def attempts(self) -> list[dict[str, Any]]:
         """`started` data with `at`, completed by `finished` data and `finished_at`; `outcome` None while open."""
         attempts: dict[Any, dict[str, Any]] = {}
@@ -103,54 +111,57 @@ class RunState:
                 entry |= event.data | {"finished_at": event.at}
         return list(attempts.values())
 
-    @cached_property
+    @lazy
     def evals(self) -> list[dict[str, Any]]:
         """Data of the `evaluated` events."""
         return [event.data for event in self.of_kind("evaluated")]
 
-    @cached_property
+    @lazy
     def decisions(self) -> list[dict[str, Any]]:
         """Data of the `decided` events with `at` and `actor`."""
         return [_stamped(event) for event in self.of_kind("decided")]
 
-    @cached_property
+    @lazy
     def decision(self) -> str | None:
         """The last decision."""
-        return self.decisions[-1].get("decision") if self.decisions else None
+        last = self._last("decided")
+        return last.data.get("decision") if last is not None else None
 
-    @cached_property
+    @lazy
     def reason(self) -> str | None:
         """The reason of the last decision."""
-        return self.decisions[-1].get("reason") if self.decisions else None
+        last = self._last("decided")
+        return last.data.get("reason") if last is not None else None
 
-    @cached_property
+    @lazy
     def decided_at(self) -> str | None:
         """When the last decision was made."""
-        return self.decisions[-1]["at"] if self.decisions else None
+        last = self._last("decided")
+        return last.at if last is not None else None
 
-    @cached_property
+    @lazy
     def gated(self) -> list[dict[str, Any]]:
         """Data of the `gated` events with `at` and `actor`: what the gates said each time."""
         return [_stamped(event) for event in self.of_kind("gated")]
 
-    @cached_property
+    @lazy
     def promoted(self) -> dict[str, Any] | None:
         """Data of the last `promoted` event with `at` and `actor`; None when the run was never promoted."""
-        events = self.of_kind("promoted")
-        return _stamped(events[-1]) if events else None
+        last = self._last("promoted")
+        return _stamped(last) if last is not None else None
 
-    @cached_property
+    @lazy
     def notes(self) -> list[dict[str, Any]]:
         """`text` with `at` and `actor` of each note."""
         return [_stamped(event) for event in self.of_kind("noted")]
 
-    @cached_property
+    @lazy
     def tags(self) -> tuple[str, ...]:
         """Names the run carries now, sorted; of several `tagged` events for one name the last holds."""
         last = {str(e.data.get("tag")): not e.data.get("removed") for e in self.of_kind("tagged")}
         return tuple(sorted(tag for tag, carried in last.items() if carried))
 
-    @cached_property
+    @lazy
     def status(self) -> str:
         """Where the last attempt stands: created, running, completed, failed, interrupted, crashed or stopped.
 
@@ -190,17 +201,17 @@ class State:
         self.former = {} if numbering is None else numbering.former
         """Of each number that a run gave up, the number it has now."""
 
-    @cached_property
+    @lazy
     def amendments(self) -> list[dict[str, Any]]:
         """Data of the `amended` events with `at` and `actor`."""
         return [_stamped(event) for event in self.program_events if event.kind == "amended"]
 
-    @cached_property
+    @lazy
     def notes(self) -> list[dict[str, Any]]:
         """Notes on the program, with `at` and `actor`."""
         return [_stamped(event) for event in self.program_events if event.kind == "noted"]
 
-    @cached_property
+    @lazy
     def ideas(self) -> list[dict[str, Any]]:
         """Hypotheses that `harness next` left and nobody took up or dropped, oldest first; with `id`, `at`, `actor`."""
         events = [event for event in self.program_events if event.kind == "proposed"]
@@ -223,18 +234,23 @@ def fold(events: Iterable[Event]) -> State:
         LedgerCorruptError: when two different events share an id.
         UnknownEventError: on a critical event of a kind this version does not know.
     """
+    return fold_ordered(in_order(unique(events)))
+
+
+def fold_ordered(ordered: list[Event]) -> State:
+    """Do what `fold` does with events in the order of `in_order`, each of them once."""
     groups: dict[str, list[Event]] = {}
     promoted: list[Event] = []
     numbering = None
     contested = False
-    ordered = in_order(unique(events))
     for event in ordered:
-        refuse_unknown(event)
         group = groups.setdefault(event.run, [])
-        contested = contested or contests(event, group or None)
+        if not event.prev or event.kind not in LOCAL_KINDS:
+            refuse_unknown(event)
+            contested = contested or contests(event, group or None)
+            if event.kind == "promoted":
+                promoted.append(event)
         group.append(event)
-        if event.kind == "promoted":
-            promoted.append(event)
     program_events = groups.pop(PROGRAM, [])
     if contested:
         numbering = separate(ordered)
@@ -309,14 +325,12 @@ def unique(events: Iterable[Event]) -> list[Event]:
 
 def in_order(events: list[Event]) -> list[Event]:
     """Sort by time and id, but never an event before one that its `prev` names (clocks differ)."""
-    ordered = sorted(events, key=lambda event: (event.at, event.id))
-    seen: set[str] = set()
-    known = {event.sha for event in events}
-    for event in ordered:
+    ordered = sorted(events, key=attrgetter("at", "id"))
+    places = {event.sha: place for place, event in enumerate(ordered)}
+    for place, event in enumerate(ordered):
         for sha in event.prev:
-            if sha not in seen and sha in known:
+            if places.get(sha, -1) > place:
                 return _by_links(ordered)
-        seen.add(event.sha)
     return ordered
 
 

@@ -18,17 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.core.errors import HarnessError
+from harness.core.lazy import lazy
 from harness.core.memory import no_collection
 from harness.ledger import cache
 from harness.ledger.disk import network_warning, read_locked
 from harness.ledger.events import PROGRAM, Event, parse_line
-from harness.ledger.fold import LOCAL_KINDS, RunState, State, fold, in_order
+from harness.ledger.fold import LOCAL_KINDS, RunState, State, fold, fold_ordered, in_order
+from harness.ledger.halves import Elsewhere
 from harness.ledger.heads import Head, entries, heads_among, make_mark
 from harness.ledger.numbering import contests
 from harness.ledger.store import Ledger
 
-MEMBERS = ("status", "decision", "decided_at", "kind", "hypothesis", "parent", "created_at", "tags", "idea")
-"""Members of a `RunState` that the index holds."""
+MEMBERS = ("status", "decision", "decided_at", "created_at", "tags", "idea")
+"""Members of a `RunState` that the index holds: those that are asked of every run, and need no long data parsed."""
+SUMMARY = (*MEMBERS, "kind", "hypothesis", "parent")
+"""Members that `summaries` gives."""
 _ID = slice(13, 39)  # of a line as this writer spells it: {"v":1,"id":"…"
 _SETTLED_NS = 3_000_000_000
 """How long a file must have rested before its facts are believed: two changes can share one tick of its clock."""
@@ -107,7 +111,7 @@ def _indexed(path: Path) -> State | None:
 
 
 def summaries(path: Path) -> list[dict[str, Any]]:
-    """Return what lists need of every run, in the order of run numbers: `run` and `MEMBERS`.
+    """Return what lists need of every run, in the order of run numbers: `run` and `SUMMARY`.
 
     Args:
         path: the ledger.
@@ -115,17 +119,17 @@ def summaries(path: Path) -> list[dict[str, Any]]:
     Raises:
         As `Ledger.state`.
     """
-    return [{"run": run.run} | _summary(run) for run in read_state(path).state.runs.values()]
-
-
-def _summary(run: RunState) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in MEMBERS}
+    runs = read_state(path).state.runs.values()
+    return [{"run": run.run} | {name: getattr(run, name) for name in SUMMARY} for run in runs]
 
 
 def _row(run: RunState, placed: list[tuple[Event, list[int]]]) -> Row:
     heads = heads_among(placed)
     usual = len(heads) == 1 and heads[0].sha == placed[-1][0].sha
-    return [list(_summary(run).values()), _flat(placed), None if usual else heads]
+    row = [[getattr(run, name) for name in MEMBERS], _flat(placed), None if usual else heads]
+    for event in run.events:
+        event.let_go()  # a list shows a hundred of ten thousand runs
+    return row
 
 
 def _flat(placed: Iterable[tuple[Event, list[int]]]) -> Places:
@@ -136,9 +140,6 @@ class _LazyRun(RunState):
     """A run whose events are parsed when they are asked for."""
 
     def __init__(self, run: str, row: Row, load: Callable[[str, Places], list[Event]]) -> None:
-        # Everything a RunState derives is a cached property, so what stands here is not derived again.
-        self.__dict__.update(zip(MEMBERS, row[0], strict=True))
-        self.__dict__["tags"] = tuple(self.__dict__["tags"])
         self.run = run
         self._row = row
         self._load = load
@@ -148,6 +149,17 @@ class _LazyRun(RunState):
             raise AttributeError(name)
         self.events: list[Event] = self._load(self.run, self._row[1])
         return self.events
+
+
+def _from_row(name: str, place: int) -> lazy[Any]:
+    """Make the member that takes its value from the index instead of the events."""
+    if name == "tags":
+        return lazy(lambda run: tuple(run._row[0][place]), name)
+    return lazy(lambda run: run._row[0][place], name)
+
+
+for _place, _name in enumerate(MEMBERS):
+    setattr(_LazyRun, _name, _from_row(_name, _place))
 
 
 class _Known:
@@ -192,7 +204,7 @@ class _Known:
                     whole.append(Ledger(self.path).state())
                 return whole[0].runs[run].events
 
-        names = sorted(self.rows, key=lambda name: (len(name), name))
+        names = sorted(sorted(self.rows), key=len)
         runs: dict[str, RunState] = {name: _LazyRun(name, self.rows[name], load) for name in names}
         return State(runs, self.events(PROGRAM, self.program), self.meta["champion"])
 
@@ -306,29 +318,65 @@ def _build(source: _Bytes) -> State:
     Raises:
         HarnessError, ValueError: on damage, without line and byte.
     """
-    placed: Placed = {}
-    begun: set[str] = set()
-    plain = True
-    for event, place in _placed_lines(source.data):
-        if event.sha in placed:
-            continue
-        # Each run can be folded alone when no number is contested, no link leaves a run, no line is spelt otherwise.
-        plain = plain and not contests(event, True if event.run in begun else None)
-        plain = plain and event.line[_ID] == event.id.encode()
-        placed[event.sha] = (event, place)
-        begun.add(event.run)
-    state = fold(event for event, _ in placed.values())
-    if not plain or any(not _stays_inside(event, placed) for event, _ in placed.values()):
+    placed, ordered, plain = _gathered(source.data)
+    events = [event for event, _ in placed.values()]
+    state = fold_ordered(events) if ordered else fold(events)
+    if not plain:
         return state
-    rows = {name: _row(run, [placed[event.sha] for event in run.events]) for name, run in state.runs.items()}
+    names = list(state.runs)
+    half = len(names) // 2
+
+    def row(name: str) -> Row:
+        run = state.runs[name]
+        return _row(run, [placed[event.sha] for event in run.events])
+
+    rest = Elsewhere(row, names[half:])
+    try:
+        first = [row(name) for name in names[:half]]
+    finally:
+        others = rest.answers()
+    rows = dict(zip(names, first + others, strict=True))
     about = [placed[event.sha] for event in state.program_events]
     heads = {PROGRAM: heads_among(about)} if about else {}
     _store(source, _meta(source, state.champion, len(rows)), _flat(about), rows, heads, clear=["run/", "heads/"])
     return state
 
 
-def _stays_inside(event: Event, placed: Placed) -> bool:
-    return all(sha in placed and placed[sha][0].run == event.run for sha in event.prev)
+def _gathered(data: bytes) -> tuple[Placed, bool, bool]:
+    """Parse all lines.
+
+    Returns:
+        The events; whether they stand in the fold's order, each id once, as without merges they do; and whether each
+        run can be folded alone: no number is contested, no link leaves a run, no line is spelt otherwise.
+    """
+    placed: Placed = {}
+    begun: set[str] = set()
+    ordered = plain = follows = True
+    last_id = last_at = ""
+    for event, place in _placed_lines(data):
+        if event.sha in placed:
+            continue
+        if plain and (event.kind not in LOCAL_KINDS or not event.prev):
+            plain = not contests(event, True if event.run in begun else None)
+            begun.add(event.run)
+        plain = plain and event.start > 0
+        for sha in event.prev:
+            known = placed.get(sha)
+            follows = follows and known is not None and known[0].run == event.run
+        ordered = ordered and event.id > last_id and event.at >= last_at
+        last_id, last_at = event.id, event.at
+        placed[event.sha] = (event, place)
+    return placed, ordered and follows, plain and (follows or _stay_inside(placed))
+
+
+def _stay_inside(placed: Placed) -> bool:
+    """Tell whether every event follows events of its own run only, all of which are here."""
+    for event, _ in placed.values():
+        for sha in event.prev:
+            known = placed.get(sha)
+            if known is None or known[0].run != event.run:
+                return False
+    return True
 
 
 def _store(

@@ -6,7 +6,6 @@ A pid alone is reused; a pid with its start time, boot and pid namespace is one 
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +56,8 @@ def _read(path: Path) -> str:
 
 
 def _start_by_ps(pid: int) -> str | None:
+    import subprocess  # slow to import, and only for systems without /proc
+
     result = subprocess.run(
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
     )

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from harness.core.errors import InfraError
 from harness.core.files import disk_hint
 from harness.core.memory import no_collection
-from harness.ledger.artefacts import artefact_findings
+from harness.ledger.artefacts import NAMING_KEYS, artefact_findings
 from harness.ledger.events import FIRST_KINDS, KINDS, PROGRAM, RENUMBERED, Event, UnknownEventError, parse_line
 from harness.ledger.findings import Finding, Placed
 from harness.ledger.fold import State, fold, in_order
+from harness.ledger.halves import Elsewhere
 from harness.ledger.lost import Base, lost_against, lost_heads
 from harness.ledger.numbering import Numbering, contests, heads, new_number, separate
 
 __all__ = ["Check", "Finding", "check", "verify"]
 
+OWN_SHARE = 0.4
+"""Part of the lines whose data the parent parses beside the hashes of all, while a child parses the others'."""
 MAX_DAMAGED = 1000
 """Damaged lines that are described one by one; a file that is no ledger at all may have millions."""
 
@@ -91,7 +96,8 @@ def check(
             findings.extend(lost_against(base, events))
         if recorded:
             findings.extend(lost_heads(recorded, events.values()))
-        findings.extend(artefact_findings(done.state, (path.parent if root is None else root).resolve()))
+        naming = {item.event.sha for item in kept if item.naming}
+        findings.extend(artefact_findings(done.state, (path.parent if root is None else root).resolve(), naming))
     return done
 
 
@@ -124,17 +130,14 @@ def _lines(data: bytes) -> tuple[list[Placed], list[Finding]]:
     lines = data.split(b"\n")
     tail = lines.pop()
     offset = damaged = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            event = parse_line(line)
-            _ = event.data  # parsed strictly here, on first use elsewhere
-            placed.append(Placed(event, number, offset))
-        except UnknownEventError as error:
-            findings.append(Finding("too_new", "error", f"line {number}: {error}", number, offset))
-        except ValueError as error:
-            damaged += 1
+    for number, (line, event, naming) in enumerate(zip(lines, *_judged(lines), strict=True), 1):
+        if event is not None and naming is not None:
+            placed.append(Placed(event, number, offset, naming))
+        else:
+            kind, text = _damage(line)
+            damaged += kind == "damage"
             if damaged <= MAX_DAMAGED:
-                findings.append(Finding("damage", "error", f"line {number} is damaged: {error}", number, offset))
+                findings.append(Finding(kind, "error", f"line {number}{text}", number, offset))
         offset += len(line) + 1
     if damaged > MAX_DAMAGED:
         findings.append(Finding("damage", "error", f"{damaged - MAX_DAMAGED} more lines are damaged", None, offset))
@@ -142,14 +145,57 @@ def _lines(data: bytes) -> tuple[list[Placed], list[Finding]]:
         number = len(lines) + 1
         try:
             event = parse_line(tail)
-            _ = event.data
-            placed.append(Placed(event, number, offset))
+            placed.append(Placed(event, number, offset, _names_files(event)))
             message = f"line {number} is complete but lacks its newline; the next append adds it"
             findings.append(Finding("no_newline", "note", message, number, offset))
         except (ValueError, UnknownEventError):
             message = f"line {number} is torn ({len(tail)} bytes); the next append moves it to outputs/"
             findings.append(Finding("torn", "error", message, number, offset))
     return placed, findings
+
+
+def _judged(lines: Sequence[bytes]) -> tuple[list[Event | None], list[bool | None]]:
+    """Parse lines; return their events, and whether the data name files; None in either where a line is damaged."""
+    own = int(len(lines) * OWN_SHARE)
+    rest = Elsewhere(lambda line: _naming(_parsed(line)), lines[own:])
+    try:
+        events = [_parsed(line) for line in lines]
+        naming = [_naming(event) for event in events[:own]]
+    finally:
+        others = rest.answers()
+    return events, naming + others
+
+
+def _parsed(line: bytes) -> Event | None:
+    try:
+        return parse_line(line)
+    except (ValueError, UnknownEventError):
+        return None
+
+
+def _naming(event: Event | None) -> bool | None:
+    try:
+        return None if event is None else _names_files(event)
+    except ValueError:
+        return None
+
+
+def _names_files(event: Event) -> bool:
+    """Parse the data strictly, and tell whether `artefact_findings` will ask for them again."""
+    naming = not event.data.keys().isdisjoint(NAMING_KEYS)
+    event.let_go()  # parsed data of every event would fill memory
+    return naming
+
+
+def _damage(line: bytes) -> tuple[str, str]:
+    """Say why a line is no event: the kind of finding, and what follows the line's number."""
+    try:
+        _names_files(parse_line(line))
+    except UnknownEventError as error:
+        return "too_new", f": {error}"
+    except ValueError as error:
+        return "damage", f" is damaged: {error}"
+    return "damage", " is damaged: it was read in one way and then in another; the memory of this machine is at fault"
 
 
 def _identity(item: Placed, known: Placed) -> Iterator[Finding]:
@@ -172,11 +218,12 @@ def _links(kept: list[Placed], numbering: Numbering) -> Iterator[Finding]:
     for item in kept:
         event = item.event
         for sha in event.prev:
-            if sha not in known:
+            run = known.get(sha)
+            if run is None:
                 text = f"line {item.line} ({event.kind} of {event.run}) follows event {sha[:12]}, which is not here"
                 yield Finding("missing_event", "error", text, item.line, item.offset, event.run)
-            elif known[sha] != event.run and event.run not in numbering.had.get(numbering.roots.get(sha, ""), ()):
-                text = f"line {item.line} ({event.kind} of {event.run}) follows an event of {known[sha]}"
+            elif run != event.run and event.run not in numbering.had.get(numbering.roots.get(sha, ""), ()):
+                text = f"line {item.line} ({event.kind} of {event.run}) follows an event of {run}"
                 yield Finding("wrong_link", "error", text, item.line, item.offset, event.run)
         if event.kind == RENUMBERED and new_number(event) is None:
             text = f"line {item.line} gives {event.run} a number that is no run id; it keeps its own"
@@ -185,7 +232,12 @@ def _links(kept: list[Placed], numbering: Numbering) -> Iterator[Finding]:
 
 def _births(kept: list[Placed], numbering: Numbering) -> Iterator[Finding]:
     """Every run is created once; two branches that both take a number collide."""
-    places = {item.event.sha: item for item in kept}
+    unborn = [
+        (run, events)
+        for run, events in numbering.runs.items()
+        if events[0].kind not in FIRST_KINDS and not any(event.kind in FIRST_KINDS for event in events)
+    ]
+    places = {item.event.sha: item for item in kept} if unborn or numbering.collisions else {}
     for run, others in numbering.collisions.items():
         items = sorted((places[events[0].sha] for events in (numbering.runs[run], *others)), key=lambda i: i.line)
         lines = " and ".join(str(item.line) for item in items)
@@ -194,22 +246,22 @@ def _births(kept: list[Placed], numbering: Numbering) -> Iterator[Finding]:
             f"`harness ledger renumber {run}` gives the younger one another"
         )
         yield Finding("run_collision", "error", text, items[1].line, items[1].offset, run)
-    for run, events in numbering.runs.items():
-        if not any(event.kind in FIRST_KINDS for event in events):
-            item = min((places[event.sha] for event in events), key=lambda item: item.line)
-            text = f"{run} has events from line {item.line} on, but none that creates it"
-            yield Finding("no_creation", "error", text, item.line, item.offset, run)
+    for run, events in unborn:
+        item = min((places[event.sha] for event in events), key=lambda item: item.line)
+        text = f"{run} has events from line {item.line} on, but none that creates it"
+        yield Finding("no_creation", "error", text, item.line, item.offset, run)
 
 
 def _forks(kept: list[Placed]) -> Iterator[Finding]:
     """Tell where two branches went on with one run, each without knowing of the other."""
-    followers: dict[str, list[Placed]] = {}
-    for item in kept:
+    counts = Counter(chain.from_iterable(item.event.prev for item in kept))
+    followers: dict[str, list[Placed]] = {sha: [] for sha, count in counts.items() if count > 1}
+    for item in kept if followers else ():
         for sha in item.event.prev:
-            followers.setdefault(sha, []).append(item)
-    for item in kept:
-        after = followers.get(item.event.sha, ())
-        if len(after) > 1:
+            if sha in followers:
+                followers[sha].append(item)
+    for item in kept if followers else ():
+        if after := followers.get(item.event.sha):
             lines = " and ".join(f"{found.line} ({found.event.kind})" for found in after)
             text = f"lines {lines} both follow line {item.line} of {item.event.run}, as two branches leave it"
             yield Finding("fork", "note", text, item.line, item.offset, item.event.run)

@@ -23,9 +23,12 @@ def recorded_hashes(state: State) -> dict[str, str]:
     from harness.program.documents import document_key
 
     recorded: dict[str, str] = {}
+    pages = {document_key(name) for name in DOCUMENTS}
     for run in sorted(state.runs.values(), key=lambda run: (run.created_at, run.run)):
         for key, sha in (run.created.get("protocol") or {}).items():
             recorded.setdefault(key, sha)
+        if pages <= recorded.keys():  # usually after the first run; the others need not be parsed
+            break
     for amendment in state.amendments:
         recorded[document_key(str(amendment["file"]))] = amendment["new_sha"]
     return recorded

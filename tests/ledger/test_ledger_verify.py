@@ -43,6 +43,23 @@ def test_several_damages_are_all_reported(event, path) -> None:
     assert all(f.severity == "error" for f in found)
 
 
+def test_a_child_that_takes_a_part_changes_no_finding(event, path, monkeypatch) -> None:
+    from harness.ledger import halves
+
+    birth = event(kind="created", number=1)
+    notes = [event(number=n, second=n, prev=[birth.sha], data={"text": f"note {n}"}) for n in range(2, 40)]
+    lines = [birth.line, *(note.line for note in notes)]
+    lines[4] = lines[4].replace(b"note", b"n0te")
+    lines[30] = lines[30].replace(b"note", b"n0te")
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    monkeypatch.setattr(halves, "_may_fork", lambda: False)
+    alone = verify(path)
+    monkeypatch.setattr(halves, "_may_fork", lambda: True)
+    monkeypatch.setattr(halves, "WORTH_ITEMS", 2)
+    assert verify(path) == alone
+    assert [f.line for f in alone if f.kind == "damage"] == [5, 31]
+
+
 def test_identity_findings(event, path) -> None:
     birth, a, b = (
         event(kind="created", number=1),
