@@ -21,6 +21,7 @@ from harness import __version__
 WORTH_BYTES = 1 << 20
 """Size from which a ledger has an index; a smaller one is read faster than the index is opened."""
 _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
+Entry = tuple[str, str, int]
 _TABLE = "CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value TEXT, check_sum INTEGER) WITHOUT ROWID"
 
 
@@ -79,17 +80,28 @@ class Cache:
         values = json.loads("[" + ",".join([row[1] for row in rows]) + "]")
         return dict(zip([row[0][len(prefix) :] for row in rows], values, strict=True))
 
-    def put(self, entries: Iterable[tuple[str, Any]], *, clear: Iterable[str] = ()) -> None:
-        """Store values in one transaction, after removing all whose keys begin with one of `clear`."""
-        rows = []
-        for key, value in entries:
-            text = _encode(value)
-            rows.append((key, text, _sum(key, text)))
+    def put(
+        self, values: Iterable[tuple[str, Any]], entries: Iterable[Entry] = (), *, clear: Iterable[str] = ()
+    ) -> None:
+        """Store values, and entries made of such before, in one transaction.
+
+        Args:
+            values: with their keys.
+            entries: as `entry` made them.
+            clear: beginnings of keys, each ending in `/`, whose entries are removed first.
+        """
+        rows = [*(entry(*item) for item in values), *entries]
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for prefix in clear:
                 self._connection.execute("DELETE FROM entries WHERE key >= ? AND key < ?", (prefix, prefix[:-1] + "0"))
             self._connection.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", rows)
+
+
+def entry(key: str, value: Any) -> Entry:
+    """Return a value as the store holds it: key, JSON, check sum."""
+    text = _encode(value)
+    return key, text, _sum(key, text)
 
 
 def _checked(key: object, value: object, check_sum: object) -> str:

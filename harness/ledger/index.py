@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -295,7 +295,7 @@ def _brought_up_to_date(known: _Known, source: _Bytes) -> State | None:
     meta = _meta(source, known.meta["champion"], len(known.rows))
     if groups or meta["file"] is not None:
         heads = {run: heads_among(group.values()) for run, group in groups.items()}
-        rows = {run: known.rows[run] for run in groups if run != PROGRAM}
+        rows = [cache.entry(f"run/{run}", known.rows[run]) for run in groups if run != PROGRAM]
         _store(source, meta, known.program, rows, heads)
     return known.state()
 
@@ -326,16 +326,15 @@ def _build(source: _Bytes) -> State:
     names = list(state.runs)
     half = len(names) // 2
 
-    def row(name: str) -> Row:
+    def entry(name: str) -> cache.Entry:
         run = state.runs[name]
-        return _row(run, [placed[event.sha] for event in run.events])
+        return cache.entry(f"run/{name}", _row(run, [placed[event.sha] for event in run.events]))
 
-    rest = Elsewhere(row, names[half:])
+    rest = Elsewhere(entry, names[half:])
     try:
-        first = [row(name) for name in names[:half]]
+        rows = [entry(name) for name in names[:half]]
     finally:
-        others = rest.answers()
-    rows = dict(zip(names, first + others, strict=True))
+        rows += rest.answers()
     about = [placed[event.sha] for event in state.program_events]
     heads = {PROGRAM: heads_among(about)} if about else {}
     _store(source, _meta(source, state.champion, len(rows)), _flat(about), rows, heads, clear=["run/", "heads/"])
@@ -383,13 +382,13 @@ def _store(
     source: _Bytes,
     meta: Mapping[str, Any],
     program: Places,
-    rows: Mapping[str, Any],
+    rows: Sequence[cache.Entry],
     heads: Mapping[str, Iterable[Head]],
     clear: Iterable[str] = (),
 ) -> None:
     last = source.data[source.data.rfind(b"\n", 0, -1) + 1 : -1]
-    found = [("meta", meta), ("program", program), *((f"run/{name}", row) for name, row in rows.items())]
     mark = make_mark(source.stat, source.data.count(b"\n"), last)
+    found = [("meta", meta), ("program", program), *entries(mark, heads)]
     with cache.opened(source.path, create=True) as stored:
         if stored is not None:
-            stored.put([*found, *entries(mark, heads)], clear=clear)
+            stored.put(found, rows, clear=clear)
