@@ -58,7 +58,7 @@ ROWS: tuple[Row, ...] = (
     ("lost", "{writers} writers, acknowledged runs that are not whole in the list", "{:.0f}".format),
     ("doubled", "{writers} writers, ids given twice", "{:.0f}".format),
     ("mib", "{runs} runs on disk, MiB", "{:.1f}".format),
-    ("files", "{runs} runs on disk, files", "{:.0f}".format),
+    ("files", "{runs} runs on disk, files more than an empty store has", "{:.0f}".format),
 )
 WORST = ("errors", "lost", "doubled")  # counted over all rounds; the others are medians
 
@@ -254,7 +254,7 @@ def table(document: Mapping[str, Any]) -> str:
     kinds = [f"{name}: {', '.join(found['kinds'])}" for name, found in tools.items() if found["kinds"]]
     note = (
         f"{document['date']}, {document['machine']}; load average {document['load'][0]:.1f} before and "
-        f"{document['load'][1]:.1f} after. Medians of {document['rounds']} rounds; "
+        f"{document['load'][1]:.1f} after. Medians of {document['rounds']} round(s); "
         "exceptions, losses and doubled ids are summed over them."
         + (f" Exceptions: {'; '.join(kinds)}." if kinds else "")
     )

@@ -89,3 +89,22 @@ def test_the_ledger_benchmark_says_of_each_bar_whether_it_holds(monkeypatch, cap
     assert ledger.main() == code
     rows = json.loads(capsys.readouterr().out)["figures"]
     assert [row["holds"] for row in rows] == [None, not code]
+
+
+def test_the_table_in_the_docs_is_that_of_the_evidence():
+    document = json.loads(ledger_compare.EVIDENCE.read_text(encoding="utf-8"))
+    text = ledger_compare.PAGE.read_text(encoding="utf-8")
+    assert ledger_compare.page(text, document) == text
+    assert next(iter(document["tools"])) == "harness" and document["runs"] == 1000 and document["writers"] == 8
+    for tool, rounds in document["measured"].items():
+        assert len(rounds) == document["rounds"]
+        assert ledger_compare.summarise(rounds) == document["tools"][tool]
+
+
+def test_the_pinned_peers_are_the_measured_ones():
+    lines = (ROOT / "benchmarks" / "compare-requirements.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    document = json.loads(ledger_compare.EVIDENCE.read_text(encoding="utf-8"))
+    assert pins == {tool: found["version"] for tool, found in document["tools"].items() if tool != "harness"}
+
+

@@ -20,6 +20,8 @@ from harness import __version__
 
 WORTH_BYTES = 1 << 20
 """Size from which a ledger has an index; a smaller one is read faster than the index is opened."""
+CHUNK = 10_000
+"""Entries read at once; the text of all of a million events' runs would stand in memory beside what it says."""
 _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 Entry = tuple[str, str, int]
 _TABLE = "CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value TEXT, check_sum INTEGER) WITHOUT ROWID"
@@ -73,12 +75,15 @@ class Cache:
             BrokenError: when one is not what was stored.
         """
         query = "SELECT key, value, check_sum FROM entries WHERE key >= ? AND key < ?"
-        rows = self._connection.execute(query, (prefix, prefix[:-1] + "0")).fetchall()  # "0" follows "/"
+        cursor = self._connection.execute(query, (prefix, prefix[:-1] + "0"))  # "0" follows "/"
+        found: dict[str, Any] = {}
         crc32 = zlib.crc32
-        if not all(crc32(f"{key} {value}".encode()) == check_sum for key, value, check_sum in rows):  # as `_sum`
-            raise BrokenError(f"an entry under {prefix!r} was changed")
-        values = json.loads("[" + ",".join([row[1] for row in rows]) + "]")
-        return dict(zip([row[0][len(prefix) :] for row in rows], values, strict=True))
+        while rows := cursor.fetchmany(CHUNK):
+            if not all(crc32(f"{key} {value}".encode()) == check_sum for key, value, check_sum in rows):  # as `_sum`
+                raise BrokenError(f"an entry under {prefix!r} was changed")
+            values = json.loads("[" + ",".join([row[1] for row in rows]) + "]")
+            found.update(zip([row[0][len(prefix) :] for row in rows], values, strict=True))
+        return found
 
     def put(
         self, values: Iterable[tuple[str, Any]], entries: Iterable[Entry] = (), *, clear: Iterable[str] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ class StepStats:
     corrected: float | None = None
     entropy: float = 0.0
     kl_sampler: float = 0.0
-    logprob_gap: float = 0.0
+    gaps: list[Tensor] = field(default_factory=list)
     clipped: float = 0.0
     grad_norm: float = 0.0
     updates: int = 0
@@ -61,19 +61,22 @@ class StepStats:
         self.loss += loss
         self.entropy += entropy
         self.kl_sampler += float((gap.exp() - 1 - gap).sum())
-        self.logprob_gap += float(gap.abs().sum())
+        self.gaps.append(gap)
         self.clipped += float(out.clipped)
         self.computed_tokens += batch.tree.tokens
 
     def metrics(self) -> dict[str, float]:
         """Return per-token means and the last gradient norm, by metric key."""
         count = max(self.tokens, 1)
+        gap = torch.cat(self.gaps) if self.gaps else torch.zeros(1)
         optional = {"train/kl_reference": self.kl_reference, "train/importance_cut_share": self.corrected}
         return {
             "train/loss": self.loss,
             "train/entropy": self.entropy / count,
             "train/kl_sampler": self.kl_sampler / count,
-            "train/logprob_gap": self.logprob_gap / count,
+            "train/logprob_gap": float(gap.abs().mean()),
+            "train/logprob_gap_p99": float(torch.quantile(gap.abs(), 0.99)),
+            "train/logprob_gap_signed": float(gap.mean()),
             "train/clipped_share": self.clipped / count,
             "optim/grad_norm": self.grad_norm,
             "perf/tree_tokens": float(self.computed_tokens),
@@ -280,7 +283,7 @@ def _fresh_gradient(
     """Compute the gradient of a batch from nothing; return the sums before it with those of the batch added."""
     part, section, before, max_tokens, old_logprobs = settings
     optimizer.zero_grad(set_to_none=True)
-    stats: StepStats = replace(before)
+    stats: StepStats = replace(before, gaps=list(before.gaps))  # a pass that is repeated counts once
     accumulate_gradient(causal_lm, part, section, stats, max_tokens, old_logprobs, plan, room)
     return stats
 

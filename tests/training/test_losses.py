@@ -282,3 +282,10 @@ def test_a_rollout_outside_the_loss_changes_neither_gradient_nor_entropy():
         gradients.append([parameter.grad.clone() for parameter in parameters])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
     assert sum(float(part.abs().sum()) for part in gradients[0]) > 0
+
+
+def test_the_difference_of_sampler_and_trainer_is_logged_by_size_tail_and_sign():
+    metrics = StepStats(tokens=4, gaps=[torch.tensor([1.0, -3.0]), torch.tensor([0.0, -1.0])]).metrics()
+    assert metrics["train/logprob_gap"] == 1.25
+    assert metrics["train/logprob_gap_signed"] == -0.75
+    assert metrics["train/logprob_gap_p99"] == pytest.approx(2.94)  # between 1 and 3, linearly

@@ -79,6 +79,7 @@ def test_a_step_that_does_not_fit_is_done_again_in_halves(small_passes, limit, e
     assert (space.lowered, space.tokens) == (events, budget)  # half of 85, then half of a group's pass of 25
     assert (stats.tokens, stats.updates) == (plain.tokens, plain.updates)
     assert stats.loss == pytest.approx(plain.loss, rel=1e-5)  # sums of the broken try are not in it
+    assert len(torch.cat(stats.gaps)) == plain.tokens
     metrics = stats.metrics()
     assert metrics["perf/out_of_memory"] == events
     assert metrics["perf/microbatch_tokens"] == space.tokens
