@@ -106,5 +106,3 @@ def test_the_pinned_peers_are_the_measured_ones():
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     document = json.loads(ledger_compare.EVIDENCE.read_text(encoding="utf-8"))
     assert pins == {tool: found["version"] for tool, found in document["tools"].items() if tool != "harness"}
-
-

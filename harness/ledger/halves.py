@@ -28,12 +28,19 @@ class Elsewhere(Generic[Item, Answer]):
     Args:
         work: gives the answer for one item, made of JSON's values; it changes nothing but its own process.
         items: in order.
+        worth: items from which a child is started.
     """
 
-    def __init__(self, work: Callable[[Item], Answer], items: Sequence[Item]) -> None:
+    def __init__(self, work: Callable[[Item], Answer], items: Sequence[Item], worth: int | None = None) -> None:
         """Start the child."""
         self._work, self._items = work, items
-        self._pipe, self._child = self._fork() if len(items) >= WORTH_ITEMS and _may_fork() else (-1, 0)
+        enough = len(items) >= (WORTH_ITEMS if worth is None else worth)
+        self._pipe, self._child = self._fork() if enough and _may_fork() else (-1, 0)
+
+    @property
+    def started(self) -> bool:
+        """Whether a child is at work."""
+        return bool(self._child)
 
     def answers(self) -> list[Answer]:
         """Wait for the child and return the answer for each item; to be called once, however the parent's part went."""

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,24 +24,34 @@ from harness.ledger import cache
 from harness.ledger.disk import network_warning, read_locked
 from harness.ledger.events import PROGRAM, Event, parse_line
 from harness.ledger.fold import LOCAL_KINDS, RunState, State, fold, fold_ordered, in_order
+from harness.ledger.gather import (
+    MEMBERS,
+    Half,
+    Placed,
+    Places,
+    Row,
+    entries_of,
+    entry_of,
+    flat,
+    gather,
+    join,
+    later_half,
+    placed_lines,
+    row_of,
+    stay_inside,
+)
 from harness.ledger.halves import Elsewhere
 from harness.ledger.heads import Head, entries, heads_among, make_mark
 from harness.ledger.numbering import contests
 from harness.ledger.store import Ledger
 
-MEMBERS = ("status", "decision", "decided_at", "created_at", "tags", "idea")
-"""Members of a `RunState` that the index holds: those that are asked of every run, and need no long data parsed."""
 SUMMARY = (*MEMBERS, "kind", "hypothesis", "parent")
 """Members that `summaries` gives."""
+TWO_PARTS_BYTES = 4 << 20
+"""Size from which a child reads one half."""
 _ID = slice(13, 39)  # of a line as this writer spells it: {"v":1,"id":"…"
 _SETTLED_NS = 3_000_000_000
 """How long a file must have rested before its facts are believed: two changes can share one tick of its clock."""
-Places = list[int]
-"""Of each line of a run, in the fold's order, its first byte and its length, one after the other."""
-Row = list[Any]
-"""A run in the index: the values of `MEMBERS`, the places of its lines, and its heads (None: the last event)."""
-Placed = dict[str, tuple[Event, list[int]]]
-"""Events by their hash, each with the first byte of its line and its length."""
 
 
 class Reading(NamedTuple):
@@ -121,19 +131,6 @@ def summaries(path: Path) -> list[dict[str, Any]]:
     """
     runs = read_state(path).state.runs.values()
     return [{"run": run.run} | {name: getattr(run, name) for name in SUMMARY} for run in runs]
-
-
-def _row(run: RunState, placed: list[tuple[Event, list[int]]]) -> Row:
-    heads = heads_among(placed)
-    usual = len(heads) == 1 and heads[0].sha == placed[-1][0].sha
-    row = [[getattr(run, name) for name in MEMBERS], _flat(placed), None if usual else heads]
-    for event in run.events:
-        event.let_go()  # a list shows a hundred of ten thousand runs
-    return row
-
-
-def _flat(placed: Iterable[tuple[Event, list[int]]]) -> Places:
-    return [number for _, place in placed for number in place]
 
 
 class _LazyRun(RunState):
@@ -217,7 +214,7 @@ class _Known:
         begin = self.meta["bytes"]
         ids = {line[_ID] for line in source.data[:begin].split(b"\n")}
         groups: dict[str, Placed] = {}
-        for event, place in _placed_lines(source.data, begin):
+        for event, place in placed_lines(source.data, begin):
             if event.kind not in LOCAL_KINDS or event.line[_ID] != event.id.encode() or event.line[_ID] in ids:
                 return None
             ids.add(event.line[_ID])
@@ -230,9 +227,9 @@ class _Known:
         for run, group in groups.items():
             placed = [group[event.sha] for event in in_order([event for event, _ in group.values()])]
             if run == PROGRAM:
-                self.program = _flat(placed)
+                self.program = flat(placed)
             else:
-                self.rows[run] = _row(RunState(run, [event for event, _ in placed]), placed)
+                self.rows[run] = row_of(RunState(run, [event for event, _ in placed]), placed)
         return groups
 
     def _known_events(self, run: str) -> Placed:
@@ -244,13 +241,6 @@ class _Known:
 def _follows(event: Event, group: Placed) -> bool:
     """Tell whether an event comes after those its `prev` names, all of its own run, by its time and id too."""
     return all(sha in group and (group[sha][0].at, group[sha][0].id) < (event.at, event.id) for sha in event.prev)
-
-
-def _placed_lines(data: bytes, begin: int = 0) -> Iterator[tuple[Event, list[int]]]:
-    """Parse the lines from a byte on and give each its place."""
-    for line in data[begin:].split(b"\n")[:-1]:
-        yield parse_line(line), [begin, len(line)]
-        begin += len(line) + 1
 
 
 def _recall(path: Path) -> _Known | None:
@@ -318,64 +308,60 @@ def _build(source: _Bytes) -> State:
     Raises:
         HarnessError, ValueError: on damage, without line and byte.
     """
-    placed, ordered, plain = _gathered(source.data)
-    events = [event for event, _ in placed.values()]
-    state = fold_ordered(events) if ordered else fold(events)
-    if not plain:
-        return state
-    names = list(state.runs)
-    half = len(names) // 2
+    return _in_two_parts(source) or _in_one_part(source)
 
-    def entry(name: str) -> cache.Entry:
-        run = state.runs[name]
-        return cache.entry(f"run/{name}", _row(run, [placed[event.sha] for event in run.events]))
 
-    rest = Elsewhere(entry, names[half:])
-    try:
-        rows = [entry(name) for name in names[:half]]
-    finally:
-        rows += rest.answers()
-    about = [placed[event.sha] for event in state.program_events]
-    heads = {PROGRAM: heads_among(about)} if about else {}
-    _store(source, _meta(source, state.champion, len(rows)), _flat(about), rows, heads, clear=["run/", "heads/"])
+def _in_one_part(source: _Bytes) -> State:
+    span = gather(source.data)
+    events = [event for event, _ in span.placed.values()]
+    state = fold_ordered(events) if span.ascending and not span.strays else fold(events)
+    if span.plain and (not span.strays or stay_inside(span.placed)):
+        _store_built(source, state, span.placed)
     return state
 
 
-def _gathered(data: bytes) -> tuple[Placed, bool, bool]:
-    """Parse all lines.
+def _in_two_parts(source: _Bytes) -> State | None:
+    """Let a child read the second half; None where the two are not simply one after the other, or there is no child."""
+    data = source.data
+    if len(data) < TWO_PARTS_BYTES:
+        return None
+    middle = data.find(b"\n", len(data) // 2) + 1
+    child = Elsewhere(lambda begin: later_half(data, begin), [middle], worth=1)
+    if not child.started:
+        return None
+    try:
+        span = gather(data, 0, middle)
+        early = entries_of(span.placed, {PROGRAM})
+    finally:
+        (answer,) = child.answers()
+    half = Half(*answer) if answer is not None else None
+    if half is None or not span.plain or not span.ascending or span.strays or not join(span, data, half):
+        return None
+    state = fold_ordered([event for event, _ in span.placed.values()])
+    if state.collisions or state.former:
+        return None
+    for run in half.grown:
+        early.pop(run, None)
+    early |= {key.removeprefix("run/"): (key, text, check_sum) for key, text, check_sum in half.entries}
+    _store_built(source, state, span.placed, early)
+    rows = dict(zip((key.removeprefix("run/") for key, _, _ in half.entries), half.rows(), strict=True))
+    later = _Known(source.path, {"champion": None}, rows, [])
+    later.source = source
+    runs = state.runs | later.state().runs
+    return State({name: runs[name] for name in sorted(sorted(runs), key=len)}, state.program_events, state.champion)
 
-    Returns:
-        The events; whether they stand in the fold's order, each id once, as without merges they do; and whether each
-        run can be folded alone: no number is contested, no link leaves a run, no line is spelt otherwise.
-    """
-    placed: Placed = {}
-    begun: set[str] = set()
-    ordered = plain = follows = True
-    last_id = last_at = ""
-    for event, place in _placed_lines(data):
-        if event.sha in placed:
-            continue
-        if plain and (event.kind not in LOCAL_KINDS or not event.prev):
-            plain = not contests(event, True if event.run in begun else None)
-            begun.add(event.run)
-        plain = plain and event.start > 0
-        for sha in event.prev:
-            known = placed.get(sha)
-            follows = follows and known is not None and known[0].run == event.run
-        ordered = ordered and event.id > last_id and event.at >= last_at
-        last_id, last_at = event.id, event.at
-        placed[event.sha] = (event, place)
-    return placed, ordered and follows, plain and (follows or _stay_inside(placed))
 
-
-def _stay_inside(placed: Placed) -> bool:
-    """Tell whether every event follows events of its own run only, all of which are here."""
-    for event, _ in placed.values():
-        for sha in event.prev:
-            known = placed.get(sha)
-            if known is None or known[0].run != event.run:
-                return False
-    return True
+def _store_built(source: _Bytes, state: State, placed: Placed, known: Mapping[str, cache.Entry] | None = None) -> None:
+    """Store the entries of all runs: those already known, and those of the state's other runs."""
+    made = dict(known or {})
+    others = {
+        run.run: [placed[event.sha] for event in run.events] for run in state.runs.values() if run.run not in made
+    }
+    made |= {run: entry_of(state.runs[run], events) for run, events in others.items()}
+    about = [placed[event.sha] for event in state.program_events]
+    heads = {PROGRAM: heads_among(about)} if about else {}
+    rows = list(made.values())
+    _store(source, _meta(source, state.champion, len(rows)), flat(about), rows, heads, clear=["run/", "heads/"])
 
 
 def _store(

@@ -5,19 +5,23 @@ from __future__ import annotations
 import gc
 import os
 import sqlite3
+import time
 
 import pytest
 
 from harness.core.errors import LedgerCorruptError, NotFoundError, RefusedError
-from harness.ledger import Ledger, NewEvent, UnknownEventError, cache, heads, index, store
+from harness.ledger import Ledger, NewEvent, UnknownEventError, cache, gather, halves, heads, index, store
 from harness.ledger.verify import verify
 
 RUNS = 4
 
 
-@pytest.fixture(autouse=True)
-def _always(monkeypatch) -> None:
+@pytest.fixture(autouse=True, params=["one part", "two parts"])
+def _always(monkeypatch, request) -> None:
     monkeypatch.setattr(cache, "WORTH_BYTES", 1)
+    if request.param == "two parts":
+        monkeypatch.setattr(index, "TWO_PARTS_BYTES", 1)
+        monkeypatch.setattr(halves, "_may_fork", lambda: True)
 
 
 def fill(ledger: Ledger, runs: int = RUNS) -> None:
@@ -65,7 +69,7 @@ def check(path) -> bool:
     """Compare with the whole fold; return whether the index was used."""
     found = index.read_state(path).state
     assert facts(found) == facts(Ledger(path).state())
-    return any(isinstance(run, index._LazyRun) for run in found.runs.values())
+    return all(isinstance(run, index._LazyRun) for run in found.runs.values())
 
 
 def test_the_second_reading_comes_from_the_index_and_is_the_same(ledger, path, monkeypatch) -> None:
@@ -89,11 +93,11 @@ def test_what_was_added_is_taken_in_and_stored(ledger, path, monkeypatch) -> Non
     ledger.append("run-003", "tagged", {"tag": "good"})
     ledger.append("program", "noted", {"text": "again"})
     ledger.append("run-005", "created", {"hypothesis": "new"})
-    parsed = watch(monkeypatch, index)
+    parsed, new = watch(monkeypatch, index), watch(monkeypatch, gather)
     state = index.read_state(path).state
     assert state.runs["run-002"].decision == "reject" and state.runs["run-003"].tags == ("good",)
     assert state.runs["run-005"].status == "created"
-    assert len(parsed) == 4 + 4 + 4 + 1 + 2  # new lines, two runs, the program before and after
+    assert len(new) == 4 and len(parsed) == 4 + 4 + 1 + 2  # two runs, the program before and after
     assert check(path)
     monkeypatch.undo()
     monkeypatch.setattr(cache, "WORTH_BYTES", 1)
@@ -442,3 +446,36 @@ def test_parallel_builds_see_all_runs_with_an_index(ledger, path) -> None:
 
     fresh.append_locked(build)
     assert seen == [f"run-{number:03d}" for number in range(1, RUNS + 1)]
+
+
+def test_two_parts_give_what_one_gives_for_a_ledger_that_grew_and_for_a_merged_one(ledger, path, monkeypatch) -> None:
+    monkeypatch.setattr(index, "TWO_PARTS_BYTES", 1)
+    monkeypatch.setattr(halves, "_may_fork", lambda: True)
+    append = ledger.append
+
+    def later(*event):
+        time.sleep(0.002)  # two events of one millisecond have no order of their own
+        return append(*event)
+
+    monkeypatch.setattr(ledger, "append", later)
+    fill(ledger, 9)
+    ledger.append("run-001", "noted", {"text": "long after the others"})
+    ledger.append("run-002", "promoted", {"certificate": None})
+    ledger.append("run-009", "promoted", {"certificate": None})
+    lines = path.read_bytes().splitlines(keepends=True)
+    seen = []
+    real = index._in_two_parts
+
+    def seeing(source):
+        seen.append(real(source))
+        return seen[-1]
+
+    monkeypatch.setattr(index, "_in_two_parts", seeing)
+    check(path)
+    assert seen.pop() is not None
+    assert check(path)
+    for order in (lines[20:] + lines[:20], lines[::-1], lines[:5] + lines[30:] + lines[5:30], [*lines, lines[3]]):
+        path.write_bytes(b"".join(order))
+        check(path)
+        assert seen.pop() is None
+    assert not seen
