@@ -9,10 +9,15 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import queue
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +29,12 @@ from harness.core.redact import redact
 from harness.core.types import Completion
 from harness.inference.vllm_requests import BASE, Row, check_request, completion_of, rows_of, sampling_fields
 from harness.inference.vllm_settings import EngineSettings, engine_arguments, environment
+
+
+LOOK_S = 0.5
+"""Seconds between two looks at vLLM's processes while a call is under way."""
+STOP_S = 5.0
+"""Seconds that vLLM's processes may take to end by themselves."""
 
 
 class VllmEngine(ABC):
@@ -125,6 +136,7 @@ class ColocatedEngine(VllmEngine):
         self._count = 0
         self._processes: list[psutil.Process] = []
         self._llm: Any = None
+        self._caller = _Caller()
         before = set(psutil.Process().children(recursive=True))
         atexit.register(self.close)
         try:
@@ -139,7 +151,7 @@ class ColocatedEngine(VllmEngine):
         except BaseException:  # a signal: nothing may be left running
             self._end(before)
             raise
-        self._processes = [child for child in psutil.Process().children(recursive=True) if child not in before]
+        self._processes = _started_since(before)
 
     def _draw(self, rows: Sequence[Row], max_tokens: int, temperature: float) -> list[Completion]:
         from vllm import SamplingParams
@@ -148,15 +160,10 @@ class ColocatedEngine(VllmEngine):
         salt = self.version or BASE
         prompts = [TokensPrompt(prompt_token_ids=list(row.prompt), cache_salt=salt) for row in rows]
         fields = [sampling_fields(row.seed, max_tokens, temperature, self.eos_ids) for row in rows]
-        try:
-            answers = self._llm.generate(
-                prompts,
-                [SamplingParams(**own, detokenize=False) for own in fields],
-                lora_request=self._requests.get(salt),
-                use_tqdm=False,
-            )
-        except Exception as error:
-            raise self.lost("vLLM is lost", error) from error
+        sampling = [SamplingParams(**own, detokenize=False) for own in fields]
+        adapter = self._requests.get(salt)
+        generate = partial(self._llm.generate, prompts, sampling, lora_request=adapter, use_tqdm=False)
+        answers = self._call("vLLM is lost", generate)
         outputs = [answer.outputs[0] for answer in answers]
         return [
             completion_of(
@@ -173,51 +180,101 @@ class ColocatedEngine(VllmEngine):
 
         self._count += 1
         request = LoRARequest(version, self._count, str(folder.resolve()))
-        try:
-            self._llm.llm_engine.add_lora(request)
-        except Exception as error:
-            raise self.lost(f"vLLM does not take the adapter {version}", error) from error
+        self._call(f"vLLM does not take the adapter {version}", lambda: self._llm.llm_engine.add_lora(request))
         self._requests[version] = request
 
     def _unload(self, version: str) -> None:
         request = self._requests.pop(version)
-        try:
+
+        def forget() -> None:
             self._llm.llm_engine.remove_lora(request.lora_int_id)
             self._llm.reset_prefix_cache()  # nothing of it can be used again: it only takes room
-        except Exception as error:
-            raise self.lost(f"vLLM does not drop the adapter {version}", error) from error
+
+        self._call(f"vLLM does not drop the adapter {version}", forget)
 
     def _loaded(self) -> set[str]:
-        try:
-            numbers = self._llm.llm_engine.list_loras()
-        except Exception as error:
-            raise self.lost("vLLM does not list its adapters", error) from error
+        numbers = self._call("vLLM does not list its adapters", lambda: self._llm.llm_engine.list_loras())
         return {name for name, request in self._requests.items() if request.lora_int_id in numbers}
 
     def close(self) -> None:
         """End vLLM's processes; a second call does nothing."""
         atexit.unregister(self.close)
-        llm, self._llm = self._llm, None
-        if llm is None:
-            return
-        try:
-            llm.llm_engine.engine_core.shutdown(timeout=10)
-        except Exception as error:  # it is to end, and below it is ended
-            logging.getLogger(__name__).debug("vLLM did not shut down by itself: %s", error)
-        _kill(self._processes)
+        self._llm = None
+        for process in self._processes:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()  # not through vLLM's client, which may be in a call that never returns
+        _kill(psutil.wait_procs(self._processes, timeout=STOP_S)[1])
 
     def _end(self, before: set[psutil.Process]) -> None:
         atexit.unregister(self.close)
-        _kill([child for child in psutil.Process().children(recursive=True) if child not in before])
+        _kill(_started_since(before))
+
+    def _call(self, what: str, function: Callable[[], Any]) -> Any:
+        """Call into vLLM, which waits for ever for an engine that was killed.
+
+        Raises:
+            InfraError: it raised, or one of its processes is gone.
+        """
+        try:
+            return self._caller.call(function, lambda: all(map(_lives, self._processes)))
+        except Exception as error:
+            raise self.lost(what, error) from error
+
+
+class _Caller:
+    """Runs calls in a thread of its own, and stops waiting for one when something it needs is gone."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="vllm-calls", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            function, future = self._calls.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:  # it is raised where the call was made
+                future.set_exception(error)
+
+    def call(self, function: Callable[[], Any], lives: Callable[[], bool]) -> Any:
+        """Return what a function returns; raise what it raises, or ChildProcessError when `lives` says no."""
+        future: Future[Any] = Future()
+        self._calls.put((function, future))
+        while True:
+            try:
+                return future.result(LOOK_S)
+            except FutureTimeout:
+                if future.done():  # the call itself timed out
+                    raise
+                if not lives():
+                    raise ChildProcessError("one of its processes is gone") from None
+
+
+def _started_since(before: Collection[psutil.Process]) -> list[psutil.Process]:
+    """Return the processes below this one that are not in `before`, but for Python's own watcher of shared memory."""
+    found = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    return [child for child in found if "multiprocessing.resource_tracker" not in " ".join(_command(child))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it ended meanwhile
+        return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
     """Kill what is left of some processes, and wait until they are gone; psutil knows a reused id from theirs."""
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(processes, timeout=10)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,17 +34,26 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def llama(folder):
-    return subjects.Subject("llama", folder)
+def fleet(folder):
+    """A server for every type of model, started side by side: most of a start is one process reading code."""
+    found = {kind: subjects.Subject(kind, folder, adapter=kind != "afmoe") for kind in subjects.KINDS}
+    with ExitStack() as stack, ThreadPoolExecutor(len(found)) as pool:
+        starts = {kind: pool.submit(subjects.start, subject, "server") for kind, subject in found.items()}
+        engines = {kind: stack.enter_context(start.result()) for kind, start in starts.items()}
+        yield {kind: (subject, engines[kind]) for kind, subject in found.items()}
+
+
+@pytest.fixture(scope="session")
+def llama(fleet):
+    return fleet["llama"][0]
+
+
+@pytest.fixture(scope="session")
+def served(fleet):
+    return fleet["llama"][1]
 
 
 @pytest.fixture(scope="session")
 def colocated(llama):
     with subjects.start(llama) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="session")
-def served(llama):
-    with subjects.start(llama, mode="server") as engine:
         yield engine

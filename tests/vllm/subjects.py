@@ -17,6 +17,7 @@ from tests.torch_support import tiny_tokenizer, with_adapter
 
 EOS = frozenset({2, 7})
 PROMPTS = ([1, 5, 9, 33, 40, 41, 77, 12, 13, 90, 91], [1, 5, 9, 33, 40, 41, 77, 55], [1, 60])
+SMALL = VllmSection(kv_cache_gib=0.25)
 _SHAPE = {
     "vocab_size": 260,
     "hidden_size": 128,
@@ -30,7 +31,7 @@ _SHAPE = {
     "bos_token_id": 1,
     "pad_token_id": 2,
 }
-_KINDS = {
+KINDS = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 32}),
@@ -59,7 +60,7 @@ class Subject:
     def __init__(self, kind, folder, dtype=torch.float32, adapter=True):
         import transformers
 
-        name, settings = _KINDS[kind]
+        name, settings = KINDS[kind]
         torch.manual_seed(0)
         config = getattr(transformers, f"{name}Config")(**(_SHAPE | settings))
         model = getattr(transformers, f"{name}ForCausalLM")(config).eval().requires_grad_(False)
@@ -77,7 +78,7 @@ class Subject:
         self.loaded = LoadedModel(model, self.tokenizer, EOS, dtype, torch.device("cpu"), self.folder)
         self.model = with_adapter(model, rank=4, scale=0.1) if adapter else None
         self.settings = EngineSettings(
-            self.folder, str(dtype).removeprefix("torch."), "cpu", 4 if adapter else 0, 1, 256, VllmSection(), kind
+            self.folder, str(dtype).removeprefix("torch."), "cpu", 4 if adapter else 0, 1, 256, SMALL, kind
         )
 
     def save(self, name):

@@ -5,31 +5,35 @@ from __future__ import annotations
 import pytest
 
 from harness.inference.agreement import TOLERANCE
-from tests.vllm.subjects import PROMPTS, Subject, reported, seeds, start, tokens
+from tests.vllm.subjects import PROMPTS, reported, seeds, tokens
+
+
+def largest_gap(subject, drawn, **options):
+    return (reported(drawn) - subject.plain(PROMPTS, drawn, 0.7, **options)).abs().max()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_base_and_adapter_agree_with_transformers(kind, folder, request):
-    subject = request.getfixturevalue("llama") if kind == "llama" else Subject(kind, folder)
-    engine = request.getfixturevalue("colocated") if kind == "llama" else start(subject)
-    try:
-        if engine.version is None:
-            base = engine.generate(PROMPTS, 3, 24, 0.7, seeds(3))
-            assert (reported(base) - subject.plain(PROMPTS, base, 0.7, adapter=False)).abs().max() <= TOLERANCE
-        engine.sync(f"parity-{kind}", subject.save("parity"))
-        adapted = engine.generate(PROMPTS, 3, 24, 0.7, seeds(3))
-        assert (reported(adapted) - subject.plain(PROMPTS, adapted, 0.7)).abs().max() <= TOLERANCE
-        effect = subject.plain(PROMPTS, adapted, 0.7, adapter=False) - subject.plain(PROMPTS, adapted, 0.7)
-        assert effect.abs().max() > 100 * TOLERANCE  # or equality would say nothing of the adapter
-    finally:
-        if kind != "llama":
-            engine.close()
+def test_base_and_adapter_agree_with_transformers(kind, fleet):
+    subject, engine = fleet[kind]
+    if kind != "llama":  # that one has adapters already
+        base = engine.generate(PROMPTS, 3, 24, 0.7, seeds(3))
+        assert largest_gap(subject, base, adapter=False) <= TOLERANCE
+    engine.sync(f"parity-{kind}", subject.save("parity"))
+    adapted = engine.generate(PROMPTS, 3, 24, 0.7, seeds(3))
+    assert largest_gap(subject, adapted) <= TOLERANCE
+    assert largest_gap(subject, adapted, adapter=False) > 100 * TOLERANCE  # or equality would say nothing
 
 
-def test_the_base_of_a_mixture_agrees_with_transformers(folder):
+def test_the_base_of_a_colocated_llama_agrees_with_transformers(llama, colocated):
+    before, colocated.version = colocated.version, None
+    drawn = colocated.generate(PROMPTS, 3, 24, 0.7, seeds(3))
+    colocated.version = before
+    assert largest_gap(llama, drawn, adapter=False) <= TOLERANCE
+
+
+def test_the_base_of_a_mixture_agrees_with_transformers(fleet):
     """Adapters on experts need a GPU; prompts and replies here leave the sliding window of 8 tokens."""
-    subject = Subject("afmoe", folder, adapter=False)
-    with start(subject) as engine:
-        drawn = engine.generate(PROMPTS, 3, 24, 0.7, seeds(3))
-        assert len({row for rows in tokens(drawn) for row in rows}) == 9
-        assert (reported(drawn) - subject.plain(PROMPTS, drawn, 0.7)).abs().max() <= TOLERANCE
+    subject, engine = fleet["afmoe"]
+    drawn = engine.generate(PROMPTS, 3, 24, 0.7, seeds(3))
+    assert len({row for rows in tokens(drawn) for row in rows}) == 9
+    assert largest_gap(subject, drawn) <= TOLERANCE
