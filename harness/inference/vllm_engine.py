@@ -13,23 +13,21 @@ import queue
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from harness.core.errors import HarnessError, InfraError
 from harness.core.redact import redact
 from harness.core.types import Completion
+from harness.inference.vllm_guard import Guard
 from harness.inference.vllm_requests import BASE, Row, check_request, completion_of, rows_of, sampling_fields
 from harness.inference.vllm_settings import EngineSettings, engine_arguments, environment
-
 
 LOOK_S = 0.5
 """Seconds between two looks at vLLM's processes while a call is under way."""
@@ -134,10 +132,9 @@ class ColocatedEngine(VllmEngine):
         super().__init__(settings, eos_ids, log)
         self._requests: dict[str, Any] = {}
         self._count = 0
-        self._processes: list[psutil.Process] = []
         self._llm: Any = None
         self._caller = _Caller()
-        before = set(psutil.Process().children(recursive=True))
+        self._guard: Guard | None = Guard()
         atexit.register(self.close)
         try:
             with _output_to(log), _environment(environment(settings, server=False)):
@@ -145,13 +142,13 @@ class ColocatedEngine(VllmEngine):
 
                 _log_to(log)
                 self._llm = LLM(**engine_arguments(settings), skip_tokenizer_init=True, disable_log_stats=True)
+            self._guard.started()
         except Exception as error:
-            self._end(before)
+            self.close()
             raise self.lost("vLLM does not start", error) from error
         except BaseException:  # a signal: nothing may be left running
-            self._end(before)
+            self.close()
             raise
-        self._processes = _started_since(before)
 
     def _draw(self, rows: Sequence[Row], max_tokens: int, temperature: float) -> list[Completion]:
         from vllm import SamplingParams
@@ -200,14 +197,9 @@ class ColocatedEngine(VllmEngine):
         """End vLLM's processes; a second call does nothing."""
         atexit.unregister(self.close)
         self._llm = None
-        for process in self._processes:
-            with suppress(psutil.NoSuchProcess):
-                process.terminate()  # not through vLLM's client, which may be in a call that never returns
-        _kill(psutil.wait_procs(self._processes, timeout=STOP_S)[1])
-
-    def _end(self, before: set[psutil.Process]) -> None:
-        atexit.unregister(self.close)
-        _kill(_started_since(before))
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.end(STOP_S)  # not through vLLM's client, which may be in a call that never returns
 
     def _call(self, what: str, function: Callable[[], Any]) -> Any:
         """Call into vLLM, which waits for ever for an engine that was killed.
@@ -216,7 +208,7 @@ class ColocatedEngine(VllmEngine):
             InfraError: it raised, or one of its processes is gone.
         """
         try:
-            return self._caller.call(function, lambda: all(map(_lives, self._processes)))
+            return self._caller.call(function, lambda: self._guard is not None and self._guard.whole())
         except Exception as error:
             raise self.lost(what, error) from error
 
@@ -248,34 +240,6 @@ class _Caller:
                     raise
                 if not lives():
                     raise ChildProcessError("one of its processes is gone") from None
-
-
-def _started_since(before: Collection[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes below this one that are not in `before`, but for Python's own watcher of shared memory."""
-    found = [child for child in psutil.Process().children(recursive=True) if child not in before]
-    return [child for child in found if "multiprocessing.resource_tracker" not in " ".join(_command(child))]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:  # it ended meanwhile
-        return []
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    """Kill what is left of some processes, and wait until they are gone; psutil knows a reused id from theirs."""
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=10)
 
 
 @contextmanager

@@ -108,9 +108,11 @@ def read_completion(answer: Any, prompt: Sequence[int], temperature: float) -> C
         (choice,) = answer["choices"]
         ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         told, reason = choice["prompt_token_ids"], choice["finish_reason"]
+        if not (isinstance(ids, list) and isinstance(logprobs, list) and isinstance(told, list)):
+            raise TypeError("a list is missing")
     except (KeyError, TypeError, ValueError) as error:
         raise InfraError(f"vLLM's answer is not what it documents: {type(error).__name__} {error}", _VERSION) from error
-    if list(told) != list(prompt):
+    if told != list(prompt):
         raise InfraError("vLLM sampled from another prompt than it was given", _VERSION)
     return completion_of(ids, logprobs, reason, temperature)
 

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from harness.core.redact import redact
 from harness.core.types import Completion
 from harness.inference.models import LoadedModel
 from harness.inference.vllm_engine import ColocatedEngine, VllmEngine
+from harness.inference.vllm_guard import Guard
 from harness.inference.vllm_requests import BASE, Row, completion_body, read_completion, sampling_fields
 from harness.inference.vllm_settings import EngineSettings, environment, server_arguments
 
@@ -55,7 +57,8 @@ class ServedEngine(VllmEngine):
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="vllm-request")
         log.parent.mkdir(parents=True, exist_ok=True)
         variables = os.environ | environment(settings, server=True) | {"VLLM_API_KEY": self._key}
-        command = [sys.executable, "-m", "harness.inference.vllm_child", str(os.getpid())]
+        command = [sys.executable, "-m", "harness.inference.vllm_child"]
+        self._guard = Guard()
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [*command, *server_arguments(settings, self.port)],
@@ -65,6 +68,7 @@ class ServedEngine(VllmEngine):
                 env=variables,
                 start_new_session=True,  # Ctrl-C in a terminal reaches this process first, which then ends the server
             )
+        self._guard.started(self.process.pid)
         atexit.register(self.close)
         try:
             self._wait_until_ready()
@@ -152,19 +156,16 @@ class ServedEngine(VllmEngine):
         self._closed = True
         if self.process.poll() is None:
             self._signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                pass
         self._signal(signal.SIGKILL)  # the group may hold children that outlived the server
         self.process.wait()
+        self._guard.end()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _signal(self, number: int) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)  # it leads its session, and its children are in its group
-        except ProcessLookupError:
-            pass
 
 
 def start_engine(config: RunConfig, loaded: LoadedModel, log: Path) -> VllmEngine:

@@ -21,8 +21,8 @@ from harness.inference.chat import render_chat
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import attach_lora, save_adapter, trainable
 from harness.inference.models import LoadedModel
-from harness.ledger.superseded import current_rows, read_rows
 from harness.inference.vllm_engine import VllmEngine
+from harness.ledger.superseded import current_rows, read_rows
 from harness.rollouts.collect import Engine, Sampling, Timing, collect
 from harness.rollouts.store import write_rollouts
 from harness.training.batches import Group

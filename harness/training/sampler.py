@@ -109,7 +109,7 @@ class Sampler:
             raise InfraError(
                 f"vLLM does not sample from the policy that is trained ({self.engine.version}): "
                 f"{self.agreement.describe(self.loaded.dtype)}",
-                'backend.engine = "transformers" in a new run samples without vLLM; `harness model check` tests the model',
+                'backend.engine = "transformers" in a new run does without vLLM; `harness model check` tests the model',
             )
 
     def describe(self) -> str:

@@ -80,7 +80,7 @@ def test_an_answer_becomes_a_completion():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"token_ids": None}, "0 tokens|documents"),
+        ({"token_ids": None}, "documents"),
         ({"token_ids": []}, "0 tokens"),
         ({"logprobs": None}, "documents"),
         ({"logprobs": {"token_logprobs": [-0.5]}}, "2 tokens with 1"),

@@ -11,9 +11,9 @@ from harness.core.errors import ConfigError, MissingExtraError
 
 torch = pytest.importorskip("torch")
 
-from harness.inference import vllm_settings
-from harness.inference.agreement import compare
-from harness.inference.vllm_settings import (
+from harness.inference import vllm_settings  # noqa: E402
+from harness.inference.agreement import compare  # noqa: E402
+from harness.inference.vllm_settings import (  # noqa: E402
     EngineSettings,
     check_possible,
     engine_arguments,
@@ -120,7 +120,7 @@ def test_how_vllm_is_started_decides_nothing_that_is_learned_but_the_engine_does
 
 
 def test_devices_are_those_of_a_server():
-    with pytest.raises(ConfigError, match="needs backend.vllm.mode"):
+    with pytest.raises(ConfigError, match=r"needs backend\.vllm\.mode"):
         set_key(RunConfig(hypothesis="h"), "backend.vllm.devices='1,2'")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
 
 from harness.config.schema import VllmSection
 from harness.core.seeds import derive_seed
+from harness.inference.experts import rewrite_per_expert
 from harness.inference.lora import save_adapter, trainable
 from harness.inference.models import LoadedModel
 from harness.inference.vllm_engine import ColocatedEngine
@@ -17,7 +19,8 @@ from tests.torch_support import tiny_tokenizer, with_adapter
 
 EOS = frozenset({2, 7})
 PROMPTS = ([1, 5, 9, 33, 40, 41, 77, 12, 13, 90, 91], [1, 5, 9, 33, 40, 41, 77, 55], [1, 60])
-SMALL = VllmSection(kv_cache_gib=0.25)
+DEVICE = os.environ.get("HARNESS_VLLM_DEVICE", "cpu")
+SMALL = VllmSection(kv_cache_gib=0.25, gpu_share=0.1)
 _SHAPE = {
     "vocab_size": 260,
     "hidden_size": 128,
@@ -75,16 +78,19 @@ class Subject:
         model.to(dtype).save_pretrained(self.folder)
         self.tokenizer = tiny_tokenizer()
         self.tokenizer.save_pretrained(self.folder)
-        self.loaded = LoadedModel(model, self.tokenizer, EOS, dtype, torch.device("cpu"), self.folder)
+        model.to(DEVICE)
+        self.loaded = LoadedModel(model, self.tokenizer, EOS, dtype, torch.device(DEVICE), self.folder)
         self.model = with_adapter(model, rank=4, scale=0.1) if adapter else None
         self.settings = EngineSettings(
-            self.folder, str(dtype).removeprefix("torch."), "cpu", 4 if adapter else 0, 1, 256, SMALL, kind
+            self.folder, str(dtype).removeprefix("torch."), DEVICE, 4 if adapter else 0, 1, 256, SMALL, kind
         )
 
     def save(self, name):
         """Save the adapter as it is."""
         path = self.folder / name
         save_adapter(self.model, path)
+        if self.settings.kind == "afmoe":
+            rewrite_per_expert(path)
         return path
 
     def scale(self, factor):
@@ -105,13 +111,13 @@ class Subject:
         pieces = []
         for prompt, rows in zip(prompts, drawn, strict=True):
             for row in rows:
-                ids = torch.tensor([[*prompt, *row.token_ids]])
+                ids = torch.tensor([[*prompt, *row.token_ids]], device=DEVICE)
                 logits = causal_lm(input_ids=ids, use_cache=False).logits[0].double() / temperature
                 chosen = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
                 pieces.append(chosen.gather(1, ids[0, len(prompt) :, None])[:, 0])
         if self.model is not None:
             self.model.enable_adapter_layers()
-        return torch.cat(pieces)
+        return torch.cat(pieces).cpu()
 
 
 def start(subject, mode="colocated", eos=EOS):

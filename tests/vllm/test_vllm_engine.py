@@ -8,7 +8,7 @@ import torch
 from harness.core.errors import ConfigError, InfraError
 from harness.core.types import FinishReason
 from harness.inference.agreement import TOLERANCE
-from tests.vllm.subjects import EOS, PROMPTS, reported, seeds, tokens
+from tests.vllm.subjects import DEVICE, EOS, PROMPTS, reported, seeds, tokens
 
 
 @pytest.fixture(params=["colocated", "served"])
@@ -58,7 +58,7 @@ def test_temperature_zero_is_greedy_with_probability_one(engine):
 def test_what_vllm_would_bend_is_refused(engine):
     with pytest.raises(ConfigError, match="exceed the 256"):
         engine.generate([[5] * 250], 1, 16, 1.0, [[1]])
-    with pytest.raises(ConfigError, match="at least 0.01"):
+    with pytest.raises(ConfigError, match=r"at least 0\.01"):
         draw(engine, temperature=0.001)
 
 
@@ -67,7 +67,7 @@ def test_the_distribution_is_the_tempered_one(llama, colocated):
     drawn = colocated.generate([PROMPTS[0]], 4000, 1, 1.3, seeds(4000, PROMPTS[:1]))
     colocated.version = before
     with torch.no_grad(), llama.model.disable_adapter():
-        logits = llama.model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1] / 1.3
+        logits = llama.model(input_ids=torch.tensor([PROMPTS[0]], device=DEVICE)).logits[0, -1].cpu() / 1.3
     expected = torch.softmax(logits.double(), -1)
     found = torch.bincount(torch.tensor([row.token_ids[0] for row in drawn[0]]), minlength=260) / 4000
     error = (expected * (1 - expected) / 4000).sqrt()
