@@ -30,7 +30,14 @@ class Guard:
         others = [str(process.pid) for process in self._before]
         command = [sys.executable, "-m", "harness.inference.vllm_guard", str(os.getpid()), *others]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._helper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
+        self._helper = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # who reads the parent's output need not wait for the helper
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is for the parent
+            env=environment,
+        )
         self.processes: list[psutil.Process] = []
 
     def started(self, root: int | None = None) -> None:
