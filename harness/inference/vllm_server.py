@@ -179,8 +179,10 @@ def start_engine(config: RunConfig, loaded: LoadedModel, log: Path) -> VllmEngin
     Raises:
         InfraError: vLLM does not start.
     """
-    kind = ServedEngine if config.backend.vllm.mode == "server" else ColocatedEngine
-    return kind(EngineSettings.of(config, loaded), loaded.eos_ids, log)
+    settings = EngineSettings.of(config, loaded)
+    if config.backend.vllm.mode == "server":
+        return ServedEngine(settings, loaded.eos_ids, log)
+    return ColocatedEngine(settings, loaded.eos_ids, log)
 
 
 def _free_port() -> int:

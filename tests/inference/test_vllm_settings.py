@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,14 @@ from harness.inference.vllm_settings import (  # noqa: E402
 
 
 def settings(section=None, **changes):
-    values = {"model": Path("/m"), "dtype": "float32", "device": "cpu", "rank": 16, "threads": 2, "context": 512}
+    values: dict[str, Any] = {
+        "model": Path("/m"),
+        "dtype": "float32",
+        "device": "cpu",
+        "rank": 16,
+        "threads": 2,
+        "context": 512,
+    }
     return EngineSettings(**(values | changes), section=section or VllmSection())
 
 
