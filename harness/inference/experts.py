@@ -18,12 +18,17 @@ Gate and up then share their A. All other tensors have one name in both.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from harness.inference.lora import SETTINGS, WEIGHTS
 
 _STACKED = re.compile(r"^(?P<layer>.*\.experts)(?P<inner>\.base_layer)?\.lora_(?P<factor>[AB])\.weight$")
 _SINGLE = re.compile(r"^(?P<layer>.*\.experts)\.(?P<expert>\d+)\.(?P<name>\w+)\.lora_(?P<factor>[AB])\.weight$")
@@ -101,6 +106,19 @@ def per_expert_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         fused = path.endswith(".gate_up_proj")
         names |= {"gate_proj", "up_proj"} if fused else {path.rpartition(".")[2]}
     return {**settings, "target_modules": sorted(names), "target_parameters": None}
+
+
+def rewrite_per_expert(folder: Path) -> None:
+    """Rewrite an adapter folder from PEFT's layout into the one of single experts.
+
+    Raises:
+        ValueError: as `per_expert`.
+        OSError, SafetensorError: the folder cannot be read or written.
+    """
+    settings = json.loads((folder / SETTINGS).read_text())
+    tensors = per_expert(load_file(folder / WEIGHTS), settings["r"])
+    save_file(dict(sorted(tensors.items())), folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / SETTINGS).write_text(json.dumps(per_expert_settings(settings), indent=2, sort_keys=True) + "\n")
 
 
 def _of_expert(factors: list[Tensor], expert: int, rank: int) -> tuple[Tensor, Tensor]:

@@ -21,16 +21,13 @@ from torch import Tensor
 from harness.config.schema import LoraSection
 from harness.core.errors import ConfigError
 from harness.core.types import Completion, Message
+from harness.inference.agreement import TOLERANCE, compare
 from harness.inference.chat import render_chat, render_suffix
 from harness.inference.engine import TransformersEngine, merged_adapter
 from harness.inference.lora import Adapted, adapted_weights, attach_lora, load_adapter, save_adapter, trainable
 from harness.inference.models import LoadedModel
 from harness.inference.tree import ATTENTION, TreeBatch, build_tree, common_prefix
 
-TOLERANCE = 1e-4
-"""Largest difference of log probabilities in float32, nats."""
-BF16_MEAN, BF16_P99 = 0.06, 0.25
-"""In bfloat16: mean absolute difference and its 99th percentile, nats."""
 WINDOW = 16
 """Sliding windows are checked at this width, so that short prompts leave it."""
 B_SCALE = 0.02
@@ -324,16 +321,9 @@ def _gradient(subject: Subject, fresh: _Gradients) -> Check:
 
 def _judge(subject: Subject, name: str, what: str, got: Tensor, expected: Tensor) -> Check:
     """Compare log probabilities under the bounds of the model's dtype."""
-    gap = (got.double() - expected.double()).abs()
-    largest, mean = float(gap.max()), float(gap.mean())
-    tail = float(torch.quantile(gap, 0.99))
-    numbers = {"tokens": len(gap), "max": largest, "mean": mean, "p99": tail}
-    if subject.loaded.dtype is torch.bfloat16:
-        passed = mean <= BF16_MEAN and tail <= BF16_P99
-        bound = f"mean {mean:.2g} (at most {BF16_MEAN:g}), 99th percentile {tail:.2g} (at most {BF16_P99:g})"
-    else:
-        passed, bound = largest <= TOLERANCE, f"largest difference {largest:.2g} nats (at most {TOLERANCE:g})"
-    return Check(name, passed, f"{what}: {bound} over {len(gap)} tokens", numbers)
+    found = compare(got, expected)
+    numbers = {"tokens": found.tokens, "max": found.largest, "mean": found.mean, "p99": found.p99}
+    return Check(name, found.holds(subject.loaded.dtype), f"{what}: {found.describe(subject.loaded.dtype)}", numbers)
 
 
 def _sampled(subject: Subject) -> Tensor:

