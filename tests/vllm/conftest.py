@@ -34,19 +34,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def fleet(folder):
+def llama(folder):
+    return subjects.Subject("llama", folder)
+
+
+@pytest.fixture(scope="session")
+def fleet(folder, llama):
     """A server for every type of model, started side by side: most of a start is one process reading code."""
     experts = subjects.DEVICE != "cpu"  # vLLM has no kernels for adapters on experts on a processor
-    found = {kind: subjects.Subject(kind, folder, adapter=kind != "afmoe" or experts) for kind in subjects.KINDS}
+    others = [kind for kind in subjects.KINDS if kind != "llama"]
+    found = {kind: subjects.Subject(kind, folder, adapter=kind != "afmoe" or experts) for kind in others}
+    found["llama"] = llama
     with ExitStack() as stack, ThreadPoolExecutor(len(found)) as pool:
         starts = {kind: pool.submit(subjects.start, subject, "server") for kind, subject in found.items()}
         engines = {kind: stack.enter_context(start.result()) for kind, start in starts.items()}
         yield {kind: (subject, engines[kind]) for kind, subject in found.items()}
-
-
-@pytest.fixture(scope="session")
-def llama(fleet):
-    return fleet["llama"][0]
 
 
 @pytest.fixture(scope="session")
