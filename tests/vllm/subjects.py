@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ EOS = frozenset({2, 7})
 PROMPTS = ([1, 5, 9, 33, 40, 41, 77, 12, 13, 90, 91], [1, 5, 9, 33, 40, 41, 77, 55], [1, 60])
 DEVICE = os.environ.get("HARNESS_VLLM_DEVICE", "cpu")
 SMALL = VllmSection(kv_cache_gib=0.25, gpu_share=0.1)
-_SHAPE = {
+_SHAPE: dict[str, Any] = {
     "vocab_size": 260,
     "hidden_size": 128,
     "intermediate_size": 192,
@@ -34,7 +35,7 @@ _SHAPE = {
     "bos_token_id": 1,
     "pad_token_id": 2,
 }
-KINDS = {
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 32}),
@@ -80,7 +81,7 @@ class Subject:
         self.tokenizer.save_pretrained(self.folder)
         model.to(DEVICE)
         self.loaded = LoadedModel(model, self.tokenizer, EOS, dtype, torch.device(DEVICE), self.folder)
-        self.model = with_adapter(model, rank=4, scale=0.1) if adapter else None
+        self.model: Any = with_adapter(model, rank=4, scale=0.1) if adapter else None
         self.settings = EngineSettings(
             self.folder, str(dtype).removeprefix("torch."), DEVICE, 4 if adapter else 0, 1, 256, SMALL, kind
         )

@@ -17,7 +17,8 @@ def engine(request):
 
 def test_the_probe_passes_for_the_policy_and_fails_for_a_stale_adapter(llama, engine, tmp_path, monkeypatch):
     prompts = [*PROMPTS, [1, 8, 9]]
-    sampler = Sampler(engine, llama.loaded, llama.model, tmp_path, type(engine).__name__, 0, 0.8, lambda n: prompts[:n])
+    attempt = 1 if engine.settings.section.mode == "server" else 2
+    sampler = Sampler(engine, llama.loaded, llama.model, tmp_path, attempt, 0, 0.8, lambda n: prompts[:n])
     assert sampler.bring(0)["probe/max"] <= TOLERANCE
     sampler.check()
     llama.scale(1.5)
