@@ -265,9 +265,8 @@ def _leave(code: int) -> None:
 
     if atexit._ncallbacks() or len(sys._current_frames()) > 1:  # torch, logging, coverage, a thread: the usual way out
         return
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or lost, which was told above
-            stream.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or lost
+        sys.stderr.flush()  # standard output was flushed by `_finish`
     os._exit(code)
 
 

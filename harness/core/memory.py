@@ -26,6 +26,16 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def exempt_from_collection(objects: int) -> None:
+    """Spare everything that lives now from every later collection, where there is much of it that stays.
+
+    Args:
+        objects: how many large objects were just made; below a thousand nothing is done.
+    """
+    if objects > 1000:
+        gc.freeze()
+
+
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
     try:

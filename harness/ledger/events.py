@@ -121,8 +121,9 @@ class Event:
         return self._data
 
     def let_go(self) -> None:
-        """Drop the parsed data; they are parsed again when asked for."""
-        self._data = None
+        """Drop the parsed data where they can be parsed again when asked for."""
+        if self.start:  # else the line is spelt in another way, and its data are known from all of it
+            self._data = None
 
 
 def format_time(now_ns: int) -> str:

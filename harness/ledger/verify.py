@@ -136,7 +136,7 @@ def _lines(data: bytes) -> tuple[list[Placed], list[Finding]]:
         else:
             kind, text = _damage(line)
             damaged += kind == "damage"
-            if damaged <= MAX_DAMAGED:
+            if kind != "damage" or damaged <= MAX_DAMAGED:
                 findings.append(Finding(kind, "error", f"line {number}{text}", number, offset))
         offset += len(line) + 1
     if damaged > MAX_DAMAGED:
@@ -235,7 +235,7 @@ def _births(kept: list[Placed], numbering: Numbering) -> Iterator[Finding]:
     unborn = [
         (run, events)
         for run, events in numbering.runs.items()
-        if events[0].kind not in FIRST_KINDS and not any(event.kind in FIRST_KINDS for event in events)
+        if not any(event.kind in FIRST_KINDS for event in events)
     ]
     places = {item.event.sha: item for item in kept} if unborn or numbering.collisions else {}
     for run, others in numbering.collisions.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from harness.config.load import config_sha, load_config, resolved
 from harness.core.canonical import sha256_file, sha256_hex
 from harness.ledger import Ledger
+from harness.ledger.events import line_sha
 from harness.ledger.lost import Base, shas
 from harness.ledger.verify import Finding, check, verify
 
@@ -58,6 +60,28 @@ def test_a_child_that_takes_a_part_changes_no_finding(event, path, monkeypatch) 
     monkeypatch.setattr(halves, "WORTH_ITEMS", 2)
     assert verify(path) == alone
     assert [f.line for f in alone if f.kind == "damage"] == [5, 31]
+
+
+def test_a_line_spelt_by_another_writer_keeps_its_data(event, path) -> None:
+    head = (
+        b'{"v": 1,"id":"01M8Q0CT17RKVDN2T2XRCK3A4N","run":"run-001","kind":"created","at":"2026-01-01T00:00:00.000Z",'
+    )
+    head += b'"actor":{"kind":"ci","name":"x"},"prev":[],"data":{"hypothesis":"h"}'
+    sha = line_sha(head + b',"sha":"' + b"0" * 64 + b'"}')
+    others = [event("run-002", "created", number=2, second=2)]
+    others += [event("run-002", number=number, second=number, prev=[others[0].sha]) for number in range(3, 6)]
+    write(path, *others)
+    path.write_bytes(head + b',"sha":"' + sha.encode() + b'"}\n' + path.read_bytes())
+    done = check(path)
+    assert not [f for f in done.findings if f.severity == "error"] and done.state.runs["run-001"].hypothesis == "h"
+
+
+def test_an_event_too_new_is_named_after_any_number_of_damaged_lines(event, path, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["harness.ledger.verify"], "MAX_DAMAGED", 2)
+    later = event(kind="created", number=1).line.replace(b'{"v":1,', b'{"v":2,')
+    later = later[:-66] + line_sha(later).encode() + b'"}'
+    path.write_bytes(b"x\n" * 4 + later + b"\n")
+    assert kinds(path) == ["damage", "damage", "too_new", "damage"]
 
 
 def test_identity_findings(event, path) -> None:
