@@ -59,7 +59,7 @@ def signal_place(at):
     from harness.backends import local
     from harness.ledger.store import Ledger
     from harness.rollouts import collect
-    from harness.training import checkpoints, loop
+    from harness.training import checkpoints, loop, warmup
 
     return {
         "step": (loop, "update_policy", False),
@@ -68,6 +68,7 @@ def signal_place(at):
         "checkpoint": (checkpoints, "save_file", True),  # the tensors are there, the manifest is not
         "started": (Ledger, "append_locked", True),
         "event": (Ledger, "append", False),
+        "warmup": (warmup, "imitate", False),
     }[at]
 
 

@@ -14,6 +14,7 @@ from harness.core.files import disk_hint, step_folders
 from harness.ledger.superseded import FOLDER
 
 _MOVED = ("rollouts", "adapters", "evals")
+_BEGUN = ("metrics.jsonl", "warmup.jsonl", "warmup.json", "adapters/step_0")
 
 
 def set_aside(folder: Path, attempt: int, resumed_from: int | None) -> list[Path]:
@@ -34,10 +35,9 @@ def set_aside(folder: Path, attempt: int, resumed_from: int | None) -> list[Path
     try:
         if resumed_from is None:  # first, so that a kill right here leaves nothing to resume from by mistake
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        moves = [(path, kept / path.parent.name / path.name) for path in _later(folder, resumed_from or 0)]
-        metrics = folder / "metrics.jsonl"
-        if resumed_from is None and metrics.is_file():
-            moves.append((metrics, kept / metrics.name))
+        moves = [(path, kept / path.relative_to(folder)) for path in _later(folder, resumed_from or 0)]
+        if resumed_from is None:
+            moves += [(path, kept / path.relative_to(folder)) for path in _begun(folder)]
         return [_move(source, target) for source, target in moves]
     except OSError as error:
         raise InfraError(f"cannot set aside what attempt {attempt} left: {error}", disk_hint(error)) from error
@@ -46,6 +46,12 @@ def set_aside(folder: Path, attempt: int, resumed_from: int | None) -> list[Path
 def _later(folder: Path, step: int) -> list[Path]:
     """Return the folders of steps after one, of everything that is stored by step."""
     return [path for name in _MOVED for number, path in step_folders(folder / name) if number > step]
+
+
+def _begun(folder: Path) -> list[Path]:
+    """Return what only an attempt that starts over writes again: the metrics, and everything of a warm start."""
+    named = [folder / name for name in _BEGUN]
+    return [path for path in (*named, *(folder / "evals" / "step_0").glob("policy.*")) if path.exists()]
 
 
 def _move(source: Path, target: Path) -> Path:

@@ -49,6 +49,7 @@ from harness.training.checkpoints import Numerics, checkpoint_steps, read_manife
 from harness.training.loop import Trainer, TrainingEnv
 from harness.training.sampler import FOLDER as SAMPLER
 from harness.training.tasks import TaskStream
+from harness.training.warmup import choose_demonstrations, read_summary, without
 from harness.training.watchdogs import HeldOut, paired
 
 Report = Callable[[dict[str, Any]], None]
@@ -269,20 +270,27 @@ def _finish(attempt: Attempt, result: Mapping[str, Any]) -> None:
     metrics, trainer = attempt.folder / "metrics.jsonl", attempt.trainer
     merged = {row["step"]: row for row in current_rows(read_rows(metrics))}
     last = [row[key] for _, row in sorted(merged.items())[-5:] if (key := "train/zero_spread_share") in row]
+    warmup = read_summary(attempt.folder)
+    warmed = {} if warmup is None else {"warmup": warmup}
     data = {
         "attempt": attempt.number,
         # From this attempt alone: the file may hold rows that an earlier one left further on.
         "step": trainer.progress.step if trainer else attempt.resumed_from or 0,
         "wall_s": round(time.monotonic() - attempt.began, 3),
         "tokens": trainer.progress.tokens if trainer else None,
-        "sampled_tokens": trainer.progress.tokens - attempt.tokens_before if trainer else 0,
+        "sampled_tokens": _sampled(trainer, attempt.tokens_before) if trainer else 0,
         "metrics_sha": sha256_file(metrics) if metrics.is_file() else None,
         "adapter_sha": result.get("adapter_sha"),
-        "summary": {"zero_spread_last5": sum(last) / len(last) if last else None} | _seen(trainer),
+        "summary": {"zero_spread_last5": sum(last) / len(last) if last else None} | _seen(trainer) | warmed,
     }
     data |= {key: result[key] for key in ("outcome", "failure", "reason")}
     attempt.ledger.append(attempt.plan.run, "finished", data)
     attempt.report({"phase": "finished", "message": f"{result['outcome']} {result['reason'] or ''}".strip()})
+
+
+def _sampled(trainer: Trainer, before: int) -> int:
+    """Return the tokens that an attempt sampled; what its warm start trained on was not sampled."""
+    return trainer.progress.tokens - before - trainer.demonstrated_tokens
 
 
 def _seen(trainer: Trainer | None) -> dict[str, Any]:
@@ -302,6 +310,8 @@ def _train(attempt: Attempt) -> dict[str, Any]:
     suites = load_suites(attempt.context)
     prompts = run_prompts(attempt.program, config)
     envs = {section.id: _training_env(section, config, prompts) for section in config.env}
+    if config.warmup.steps:
+        _demonstrate(config, envs)
     check_leaks(envs, suites)
     loaded = load_model(config.model)
     with _engine(attempt, loaded) as vllm:
@@ -387,6 +397,19 @@ def _training_env(section: Any, config: RunConfig, prompts: Mapping[str, dict[st
     return TrainingEnv(section, env, stream, prompts[section.id], sampling)
 
 
+def _demonstrate(config: RunConfig, envs: Mapping[str, TrainingEnv]) -> None:
+    """Choose the tasks of the warm start, and take them out of the loop's where the config says so."""
+    section, seed = config.warmup, config.train.seed
+    loaded = {name: item.env for name, item in envs.items()}
+    weights = {name: item.section.weight for name, item in envs.items()}
+    chosen = choose_demonstrations(loaded, weights, section.demonstrations, section.exclude_demonstrated, seed)
+    for name, tasks in chosen.items():
+        envs[name].demonstrated = tasks
+        if section.exclude_demonstrated:
+            left = without(envs[name].env.tasks("train"), tasks)
+            envs[name].stream = TaskStream(left, config.train.balance_labels, seed)
+
+
 def check_leaks(envs: Mapping[str, TrainingEnv], suites: Sequence[Suite]) -> None:
     """Check that no held-out item is trained on: neither its id, nor its content, nor its cluster.
 
@@ -410,13 +433,13 @@ def _evaluate(
     context: Context,
     report: Report,
 ) -> None:
-    """Evaluate at a step; at step 0 the adapter is still zero, so that is the base model.
+    """Evaluate the policy at a step; without an adapter, which is at step 0 only, the base model.
 
     An eval that an earlier attempt recorded for the same adapter is not repeated.
     """
     if step and adapter_sha is None:
         raise InfraError("an eval needs a stored adapter", "launch with --resume")
-    subject = "policy" if step else "base"
+    subject = "base" if adapter_sha is None else "policy"
     for suite in suites:
         name = suite.protocol.id
         shipped = prompt_sha(suite.env.components())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.config.schema import (
     RunConfig,
     TrainSection,
     VllmSection,
+    WarmupSection,
     WatchdogSection,
 )
 from harness.config.validate import parse_toml, validate
@@ -29,6 +30,8 @@ from harness.core.names import did_you_mean
 
 META_KEYS = ("parent", "hypothesis", "replicate_of", "lever")
 """Top-level keys that say why a run exists; they never change what it does."""
+ADDED_LATER = ("warmup",)
+"""Dotted keys, or whole sections, that the schema got after checkpoints had been written; a new key belongs here."""
 
 
 def read_text(path: Path, what: str, hint: str = "") -> str:
@@ -91,12 +94,26 @@ def learning_sha(config: RunConfig) -> str:
     """Return the hash of what decides the weights a run learns.
 
     Budgets, checkpoint intervals, watchdogs, the preflight and how vLLM is started do not, so they may differ between
-    the attempts of a run: it is the hash of the config with the defaults in their place.
+    the attempts of a run: it is the hash of the config with the defaults in their place. Keys of `ADDED_LATER` are left
+    out where they stand at their default, so a checkpoint written before there was such a key still fits its run.
     """
     train = config.train.model_copy(update={"preflight_groups": TrainSection().preflight_groups})
     backend = config.backend.model_copy(update={"vllm": VllmSection()})
     defaults = {"budget": BudgetSection(), "checkpoint": CheckpointSection(), "watchdog": WatchdogSection()}
-    return config_sha(config.model_copy(update={**defaults, "train": train, "backend": backend}))
+    warmup = config.warmup if config.warmup.steps else WarmupSection()
+    values = resolved(config.model_copy(update={**defaults, "train": train, "backend": backend, "warmup": warmup}))
+    for key in ADDED_LATER:
+        _drop_default(values, resolved(RunConfig(hypothesis=config.hypothesis)), key.split("."))
+    return content_sha(values)
+
+
+def _drop_default(values: dict[str, Any], defaults: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Remove the value at a path where it is the default's."""
+    name, *rest = path
+    if rest:
+        _drop_default(values[name], defaults[name], rest)
+    elif values[name] == defaults[name]:
+        del values[name]
 
 
 def sparse(config: RunConfig) -> dict[str, Any]:

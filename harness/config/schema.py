@@ -117,6 +117,19 @@ class TrainSection(Section):
     seed: int = Field(0, ge=0, description="decides tasks, sampling and adapter initialisation")
 
 
+class WarmupSection(Section):
+    """Supervised steps on demonstrations before the first step of the loop (docs/training.md, Warm start)."""
+
+    steps: Annotated[int, Field(ge=0)] = Field(0, description="supervised steps before step 1; 0: no warm start")
+    items_per_step: PositiveInt = Field(8, description="demonstrations per supervised step")
+    learning_rate: Positive = Field(5e-4, description="peak learning rate of its own AdamW")
+    schedule: Literal["constant", "linear", "cosine"] = Field("linear", description="decay to 0 after its last step")
+    demonstrations: PositiveInt = Field(
+        100, description="training tasks demonstrated in all, labels equally often; they recur when steps need more"
+    )
+    exclude_demonstrated: bool = Field(True, description="leave the demonstrated tasks out of the steps of the loop")
+
+
 class SamplingSection(Section):
     """How rollouts are sampled; pure temperature, so ratios are unbiased."""
 
@@ -238,6 +251,7 @@ class RunConfig(Section):
     lora: LoraSection = LoraSection()
     optimizer: OptimizerSection = OptimizerSection()
     train: TrainSection = TrainSection()
+    warmup: WarmupSection = WarmupSection()
     sampling: SamplingSection = SamplingSection()
     env: tuple[EnvSection, ...] = Field((), description="[[env]] tables; at least one")
     eval: EvalSection = EvalSection()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from harness.core.canonical import content_sha
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
@@ -82,6 +82,23 @@ class Environment(Protocol):
     def score(self, task: Task, episode: Episode) -> Score:
         """Score an episode. Pure, and total: any text gets a score."""
         ...
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """What an environment may offer beside the rest: right replies to its training tasks, for a warm start."""
+
+    def demonstration(self, task: Task) -> str | None:
+        """Return a first reply, in the environment's own format, that ends the episode and is scored as right.
+
+        It may use the gold answer. None where the environment has none to show for this task.
+        """
+        ...
+
+
+def demonstration(env: Environment, task: Task) -> str | None:
+    """Return an environment's demonstration of a task; None when it has none."""
+    return env.demonstration(task) if isinstance(env, Demonstrates) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,7 +315,8 @@ def _evaluate_run(
         raise NotFoundError(f"{run} has no {asked}: {have}", hint)
     loaded = load_model(config.model)
     folder = adapters / f"step_{chosen}"
-    model = load_adapter(loaded.model, folder) if chosen else None
+    policy = chosen in steps  # step 0 is the warm start where the run has one, else the base model
+    model = load_adapter(loaded.model, folder) if policy else None
     engine = TransformersEngine(loaded, model)
     attempts = state.runs[run].attempts
     recorder = Recorder(program, ledger, run, attempts[-1]["attempt"] if attempts else 0, context)
@@ -325,6 +326,6 @@ def _evaluate_run(
         components = prompts.get(suite.protocol.id)
         items = run_suite(suite, engine, loaded, context, components, on_progress)
         sha = prompt_sha(suite.env.components(), components)
-        adapter = sha256_file(folder / WEIGHTS) if chosen else None
-        rows.append(recorder.record(suite, items, "policy" if chosen else "base", chosen, "run", sha, adapter))
+        adapter = sha256_file(folder / WEIGHTS) if policy else None
+        rows.append(recorder.record(suite, items, "policy" if policy else "base", chosen, "run", sha, adapter))
     return rows

@@ -76,6 +76,31 @@ def render_suffix(
     return ids[1:]
 
 
+def render_reply(tokenizer: Any, messages: Sequence[Message], reply: str, eos_ids: frozenset[int]) -> list[int]:
+    """Return a reply as the ids that a model would have sampled after `render_chat(messages)`, end of turn included.
+
+    The reply is tokenised on its own, as sampled ids follow a prompt, so no token spans the two.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        messages: what the reply answers.
+        reply: its text.
+        eos_ids: every id that ends a turn.
+
+    Raises:
+        ConfigError: when the template does not close a reply with an end-of-turn token.
+    """
+    begin = _render(tokenizer, messages, reply_next=True) + PROBES[0]
+    whole = _render(tokenizer, [*messages, Message("assistant", PROBES[0])], reply_next=False)
+    tail = _ids(tokenizer, whole.removeprefix(begin)) if whole.startswith(begin) else []
+    if not tail or tail[0] not in eos_ids:
+        raise ConfigError(
+            "the model's chat template does not close a reply with an end-of-turn token",
+            "set warmup.steps = 0, or give the model's folder a chat_template.jinja that closes replies",
+        )
+    return [*_ids(tokenizer, reply), tail[0]]
+
+
 def _tail(tokenizer: Any, history: Sequence[Message], following: Sequence[Message], probe: str) -> str:
     """Return the text after a reply, up to where the next one begins, with `probe` in place of every reply."""
     earlier = [Message(m.role, probe) if m.role == "assistant" else m for m in history]

@@ -22,12 +22,20 @@ def is_superseded(data: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]
 
     Args:
         data: of an `evaluated` event.
-        attempts: of the run. An eval at step 0, of the base model, is never superseded.
+        attempts: of the run. An eval of the base model, at step 0, is never superseded; that of a warm start, at
+            step 0 too, is by an attempt that started over.
     """
     attempt, step = data.get("attempt"), data.get("step")
     if not isinstance(attempt, int) or not isinstance(step, int):
         return False
-    return any(later["attempt"] > attempt and (later.get("resumed_from") or 0) < step for later in began(attempts))
+    start = -1 if data.get("subject") == "policy" else 0
+    return any(later["attempt"] > attempt and _from(later, start) < step for later in began(attempts))
+
+
+def _from(attempt: Mapping[str, Any], start: int) -> int:
+    """Return the step that an attempt began from; `start` when it began anew."""
+    resumed = attempt.get("resumed_from")
+    return start if resumed is None else int(resumed)
 
 
 def began(attempts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,13 +27,14 @@ from harness.training.batches import Group
 from harness.training.checkpoints import Numerics, Progress, checkpoint_steps, load_checkpoint, save_checkpoint
 from harness.training.fused import fuse_adapters
 from harness.training.grouping import Shaping, make_group, scale_groups
-from harness.training.metrics import append_row, rollout_metrics
+from harness.training.metrics import append_row, peak_memory_mb, progress_row, rollout_metrics
 from harness.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from harness.training.policy import StepStats, update_policy
 from harness.training.preflight import Preflight, add
 from harness.training.room import Room
 from harness.training.sampler import Sampler
 from harness.training.tasks import Curriculum, TaskStream, environment_order, updated_rate
+from harness.training.warmup import ROWS, Batches, warm_up, write_summary
 from harness.training.watchdogs import Finding, HeldOut, Watchdog, marks, replay
 
 Report = Callable[[dict[str, Any]], None]
@@ -47,13 +46,14 @@ EMPTY_LIMIT = 20
 
 @dataclass(slots=True)
 class TrainingEnv:
-    """One training environment: its section of the config, tasks and prompt."""
+    """One training environment: its section of the config, tasks and prompt, and the tasks of the warm start."""
 
     section: EnvSection
     env: Environment
     stream: TaskStream
     components: Mapping[str, str] | None
     sampling: Sampling
+    demonstrated: tuple[Task, ...] = ()
 
 
 @dataclass(slots=True)
@@ -91,6 +91,10 @@ class Trainer:
     vllm: VllmEngine | None = None
     progress: Progress = field(default_factory=lambda: Progress(0, 0))
     preflight: Preflight | None = None
+    resumed: bool = False
+    """Whether a checkpoint was restored; that of step 0 is the end of the warm start."""
+    demonstrated_tokens: int = 0
+    """Tokens of the replies that this attempt's warm start trained on; they are in `progress.tokens`."""
 
     def __post_init__(self) -> None:
         seed = self.config.train.seed
@@ -134,6 +138,7 @@ class Trainer:
         self.progress = load_checkpoint(
             self.folder / "checkpoints", steps[-1], self.parameters, self.optimizer, self.numerics, self.config_sha
         )
+        self.resumed = True
         step = self.progress.step
         rows = [row for row in current_rows(read_rows(self.folder / "metrics.jsonl")) if row["step"] <= step]
         points = [point for point in self.heldout() if point.step <= step]
@@ -157,10 +162,10 @@ class Trainer:
             self.report({"phase": "sampler", "message": self.sampler.describe()})
             self.sampler.check()
         self._heed()  # what stopped an earlier attempt stops this one too, unless the run's file says otherwise
-        if last == 0 or self.eval_due(last):
-            self._evaluate(last)
         if last == 0:
-            self._look_ahead()
+            self._begin()
+        elif self.eval_due(last):
+            self._evaluate(last)
         for step in range(last + 1, self.config.train.steps + 1):
             self._check_budget(time.monotonic() - self.began)
             self._step(step)
@@ -172,9 +177,40 @@ class Trainer:
             self._heed()
         return self.progress
 
-    def _evaluate(self, step: int) -> None:
+    def _begin(self) -> None:
+        """Do what comes before step 1: eval of the base model, warm start and its eval, preflight."""
+        if not self.resumed:
+            self._evaluate(0, base=True)
+        if self.config.warmup.steps:
+            if not self.resumed:
+                self._warm_up()
+            self._evaluate(0)
+        self._look_ahead()
+
+    def _warm_up(self) -> None:
+        """Train on the demonstrations; the policy is then the checkpoint of step 0, so no resume repeats it."""
+        config, tokens = self.config, self.progress.tokens
+
+        def record(step: int, row: dict[str, float]) -> None:
+            self.demonstrated_tokens += int(row["warmup/tokens"])
+            self.progress = Progress(0, tokens + self.demonstrated_tokens)
+            append_row(self.folder / ROWS, self._head(step) | row)
+            told = {"loss": row["warmup/loss"], "grad_norm": row["warmup/grad_norm"]}
+            self.report({"phase": "warmup", "step": step, "steps": config.warmup.steps, **told})
+
+        weights = {name: item.section.weight for name, item in self.envs.items()}
+        batches = Batches(self.loaded, self.envs, weights, config.warmup.items_per_step, config.train.seed)
+        model, budget = self.model.get_base_model(), lambda: self._check_budget(time.monotonic() - self.began)
+        done = warm_up(model, self.parameters, batches, config, self.room, record, budget)
+        write_summary(self.folder, done, {name: item.demonstrated for name, item in self.envs.items()})
+        if self.sampler:
+            self.sampler.bring(0)
+            self.sampler.check()
+        self._checkpoint()
+
+    def _evaluate(self, step: int, base: bool = False) -> None:
         """Evaluate the policy of a step, or the base model, and show the result to the watchdog."""
-        self.on_eval(self.engine, step, self._save_adapter(step) if step else None)
+        self.on_eval(self.engine, step, None if base else self._save_adapter(step))
         found = self.watchdog.observe_heldout(point for point in self.heldout() if point.step <= step)
         if found:
             append_row(self.folder / "metrics.jsonl", self._head(step) | marks(found))
@@ -339,7 +375,7 @@ class Trainer:
         found = self.watchdog.observe(head | row)
         row |= marks(found)
         append_row(self.folder / "metrics.jsonl", head | dict(sorted(row.items())))
-        self.report(_progress_row(step, self.config.train.steps, row, envs))
+        self.report(progress_row(step, self.config.train.steps, row, envs))
         self._tell(found)
 
     def _collect(self, step: int, first: int, count: int, timing: Timing, before: Sequence[Group] = ()) -> list[Group]:
@@ -457,25 +493,4 @@ def _timings(timing: Timing) -> dict[str, float]:
         "time/score": timing.score_s,
         "perf/tokens_per_s": timing.tokens / max(timing.generate_s, 1e-9),
         "perf/peak_memory_mb": peak_memory_mb(),
-    }
-
-
-def peak_memory_mb() -> float:
-    """Return the largest resident set of this process so far, in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak / 2**20 if sys.platform == "darwin" else peak / 2**10)
-
-
-def _progress_row(step: int, steps: int, row: Mapping[str, float], envs: Sequence[str]) -> dict[str, Any]:
-    rewards = [row[key] for env in envs if (key := f"train/{env}/reward/mean") in row]
-    return {
-        "phase": "train",
-        "step": step,
-        "steps": steps,
-        "reward": sum(rewards) / len(rewards) if rewards else None,
-        "zero_spread": row["train/zero_spread_share"],
-        "entropy": row.get("train/entropy"),
-        "kl": row.get("train/kl_sampler"),
-        "grad_norm": row.get("optim/grad_norm"),
-        "tokens_per_s": row["perf/tokens_per_s"],
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,3 +86,25 @@ def rollout_metrics(by_env: Mapping[str, Sequence[Group]]) -> dict[str, float]:
         if count:
             metrics[f"train/failures/{failure}"] = float(count)
     return metrics
+
+
+def progress_row(step: int, steps: int, row: Mapping[str, float], envs: Sequence[str]) -> dict[str, Any]:
+    """Return what a progress callback is told of a finished step."""
+    rewards = [row[key] for env in envs if (key := f"train/{env}/reward/mean") in row]
+    return {
+        "phase": "train",
+        "step": step,
+        "steps": steps,
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "zero_spread": row["train/zero_spread_share"],
+        "entropy": row.get("train/entropy"),
+        "kl": row.get("train/kl_sampler"),
+        "grad_norm": row.get("optim/grad_norm"),
+        "tokens_per_s": row["perf/tokens_per_s"],
+    }
+
+
+def peak_memory_mb() -> float:
+    """Return the largest resident set of this process so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak / 2**20 if sys.platform == "darwin" else peak / 2**10)

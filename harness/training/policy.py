@@ -138,7 +138,7 @@ def accumulate_gradient(
     totals = batch_totals(groups, max_tokens)
     for batch in passes(causal_lm, plan or _planner(groups, section)(section.microbatch_tokens)):
         if room is not None:
-            _check_room(room, causal_lm, batch, section)
+            check_room(room, causal_lm, batch, section)
         reference = None
         if section.kl_beta:
             with adapters_off(causal_lm):
@@ -185,7 +185,13 @@ def passes(causal_lm: Any, plan: Plan) -> Iterator[MicroBatch]:
         yield micro_batch(part, plan.root, parameter.device, dtype)
 
 
-def _check_room(room: Room, causal_lm: Any, batch: MicroBatch, section: TrainSection) -> None:
+def check_room(room: Room, causal_lm: Any, batch: MicroBatch, section: TrainSection) -> None:
+    """Check that a pass fits into what is free.
+
+    Raises:
+        NoRoomError: it does not.
+    """
+
     def forward(tree: TreeBatch) -> Tensor:
         return tree_logprobs(causal_lm, tree, batch.temperatures.new_ones(len(tree.target_ids())))[0]
 

@@ -65,7 +65,7 @@ class HeldOut:
     """One held-out evaluation of a policy against the base model.
 
     Args:
-        step: of the policy.
+        step: of the policy; 0 after a warm start.
         env: environment id.
         difference: mean reward of the policy minus that of the base model.
         error: standard error of the difference, above 0.

@@ -31,3 +31,12 @@ def test_everything_else_does() -> None:
         "train.microbatch_tokens=99",
     ):
         assert learning_sha(set_key(CONFIG, change)) != learning_sha(CONFIG)
+
+
+def test_keys_that_came_later_leave_the_hashes_of_older_checkpoints_as_they_are() -> None:
+    """The hash that checkpoints of a default config hold; when a new key moves it, the key belongs in ADDED_LATER."""
+    assert learning_sha(CONFIG) == "6a5178fd9aef337d75ae31ec5c868c7df83db600bec68aa5a49a51e4a313130f"
+    assert learning_sha(set_key(CONFIG, "warmup.learning_rate=0.1")) == learning_sha(CONFIG)
+    warm = set_key(CONFIG, "warmup.steps=5")
+    assert learning_sha(warm) != learning_sha(CONFIG)
+    assert learning_sha(set_key(warm, "warmup.learning_rate=0.1")) != learning_sha(warm)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
+from harness.core.paths import cache_dir
 from harness.core.types import Episode, FinishReason, Message, Task
-from harness.envs.base import merge_components
+from harness.envs.base import demonstration, merge_components
 from harness.envs.drugprot.baselines import accuracy, constant_baselines, keyword_baseline
 from harness.envs.drugprot.environment import PERMUTED_LETTERS, DrugProt
 from harness.envs.drugprot.labels import LABELS, LETTERS, letter_of
@@ -250,6 +251,28 @@ def test_baselines_know_more_than_one_letter(env):
     assert max(constant.values()) < accuracy(tasks, keyword_baseline) < 1.0
     with pytest.raises(ValueError, match="no tasks"):
         accuracy((), keyword_baseline)
+
+
+def test_every_training_task_has_a_demonstration_that_is_scored_as_right(env):
+    for task in (*env.tasks("train"), *env.tasks("heldout-permuted")):
+        text = demonstration(env, task)
+        score = env.score(task, reply(task, text))
+        assert (score.failure, score.components["accuracy"], score.components["format"]) == (None, 1.0, 1.0), text
+        assert score.components["reasoning"] >= 0.2  # a drug or chemical, and a protein
+        assert task.label in text and text.endswith(f"\\boxed{{{task.answer}}}")
+    assert demonstration(env, replace(env.tasks("train")[0], label="AGONIST-INHIBITOR")) is None
+
+
+def test_demonstrations_are_short_for_the_embedded_model(env):
+    tokenizers = pytest.importorskip("tokenizers")
+    found = list((cache_dir() / "models").glob("smollm2-135m-*/tokenizer.json"))
+    if not found:
+        pytest.skip("the embedded model is not in the cache")
+    tokenizer = tokenizers.Tokenizer.from_file(str(found[0]))
+    texts = {demonstration(env, task) for task in env.tasks("train")}
+    assert (
+        max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts) + 1 <= 28
+    )  # one ends the turn
 
 
 @needs_data

@@ -102,6 +102,10 @@ class DrugProt:
             raise unknown_split(self.id, split, SPLITS)
         return self._tasks[split]
 
+    def demonstration(self, task: Task) -> str | None:
+        """Return a right reply in the words of the shipped demonstrations; None for a label that they do not have."""
+        return prompt.demonstration(task.label, task.answer)
+
     def start(self, task: Task, components: Mapping[str, str] | None = None) -> SingleTurnSession:
         """Open a single-turn episode; `components` replace shipped texts of the same name.
 
