@@ -46,7 +46,8 @@ from harness.program.documents import Context
 from harness.program.prompts import prompt_sha, run_prompts
 from harness.rollouts.collect import Engine, Sampling
 from harness.training.checkpoints import Numerics, checkpoint_steps, read_manifest
-from harness.training.loop import Trainer, TrainingEnv
+from harness.training.draws import TrainingEnv
+from harness.training.loop import Trainer
 from harness.training.sampler import FOLDER as SAMPLER
 from harness.training.tasks import TaskStream
 from harness.training.warmup import choose_demonstrations, read_summary, without

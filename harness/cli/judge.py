@@ -35,7 +35,8 @@ def evaluate(
 ) -> Result:
     """Evaluate a run, the base model or an adapter on the frozen protocol.
 
-    Items, sizes, sampling and scoring are those of CONTEXT.md. The results of a run are added to its ledger.
+    Items, sizes, sampling and scoring are those of CONTEXT.md. A run is sampled with its own `backend.engine`, and its
+    results are added to its ledger; the base model and an adapter folder are sampled with transformers.
     """
     quiet_libraries()
     from harness.evaluation.heldout import evaluate as run_protocol

@@ -87,6 +87,9 @@ class TrainSection(Section):
     importance_cap: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
         None, description="cap of the importance weight; none takes 2 (token), 3 (sequence), 1.01 (geometric)"
     )
+    max_staleness: Annotated[int, Field(ge=0, le=8)] = Field(
+        0, description="updates that a rollout's policy may be behind; above 0 a vLLM server samples coming steps ahead"
+    )
     kl_beta: NonNegative = Field(
         0.0, description="weight of the KL to the model without adapter; above 0 it costs one more forward pass"
     )
@@ -265,6 +268,16 @@ class RunConfig(Section):
         ids = [env.id for env in self.env]
         if len(set(ids)) != len(ids):
             raise ValueError("two [[env]] tables name the same environment")
+        return self
+
+    @model_validator(mode="after")
+    def _ahead_with_a_server(self) -> RunConfig:
+        backend = self.backend
+        if self.train.max_staleness and (backend.engine, backend.vllm.mode) != ("vllm", "server"):
+            raise ValueError(
+                f"train.max_staleness = {self.train.max_staleness} samples beside the training, which only a server "
+                'can: set backend.engine = "vllm" and backend.vllm.mode = "server" first'
+            )
         return self
 
     @model_validator(mode="after")

@@ -200,6 +200,7 @@ class Rollout:
         group: id shared by the rollouts of one task whose rewards form one baseline.
         prompt_ids: tokens the model was given first.
         segments: what follows, replies and text of the environment in turn; the last one is a reply.
+        version: name of the policy that sampled all of it, where that may be an older one than is trained.
     """
 
     task: Task
@@ -209,6 +210,7 @@ class Rollout:
     segments: tuple[Segment, ...]
     episode: Episode
     score: Score
+    version: str | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:

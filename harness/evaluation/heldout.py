@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from harness.config.load import load_config
-from harness.config.schema import ModelSection
+from harness.config.schema import ModelSection, RunConfig
 from harness.core.canonical import content_sha, sha256_file, sha256_hex
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
 from harness.core.files import atomic_write, step_folders
@@ -21,8 +24,11 @@ from harness.envs.registry import load_environment
 from harness.evaluation.records import ItemRecord, read_items, write_items
 from harness.evaluation.summary import summarise
 from harness.inference.engine import TransformersEngine
-from harness.inference.lora import WEIGHTS, load_adapter
+from harness.inference.experts import rewrite_per_expert
+from harness.inference.lora import WEIGHTS, load_adapter, read_adapter
 from harness.inference.models import LoadedModel, load_model
+from harness.inference.vllm_server import start_engine
+from harness.inference.vllm_settings import check_possible
 from harness.ledger import Ledger
 from harness.ledger.life import live_status
 from harness.ledger.results import current_evals
@@ -313,19 +319,41 @@ def _evaluate_run(
         asked = "adapter" if chosen is None else f"adapter of step {chosen}"
         hint = "adapters stand in outputs/, which git does not hold: evaluate where the run was trained"
         raise NotFoundError(f"{run} has no {asked}: {have}", hint)
+    if config.backend.engine == "vllm":
+        check_possible(config)
     loaded = load_model(config.model)
-    folder = adapters / f"step_{chosen}"
-    policy = chosen in steps  # step 0 is the warm start where the run has one, else the base model
-    model = load_adapter(loaded.model, folder) if policy else None
-    engine = TransformersEngine(loaded, model)
+    # step 0 is the warm start where the run has one, else the base model
+    folder = adapters / f"step_{chosen}" if chosen in steps else None
     attempts = state.runs[run].attempts
     recorder = Recorder(program, ledger, run, attempts[-1]["attempt"] if attempts else 0, context)
     prompts = run_prompts(program, config)
     rows = []
-    for suite in suites:
-        components = prompts.get(suite.protocol.id)
-        items = run_suite(suite, engine, loaded, context, components, on_progress)
-        sha = prompt_sha(suite.env.components(), components)
-        adapter = sha256_file(folder / WEIGHTS) if policy else None
-        rows.append(recorder.record(suite, items, "policy" if policy else "base", chosen, "run", sha, adapter))
+    with _engine_of(config, loaded, folder, program.run_dir(run) / "logs" / "vllm_eval.log") as engine:
+        for suite in suites:
+            components = prompts.get(suite.protocol.id)
+            items = run_suite(suite, engine, loaded, context, components, on_progress)
+            sha = prompt_sha(suite.env.components(), components)
+            adapter = sha256_file(folder / WEIGHTS) if folder else None
+            rows.append(recorder.record(suite, items, "policy" if folder else "base", chosen, "run", sha, adapter))
     return rows
+
+
+@contextmanager
+def _engine_of(config: RunConfig, loaded: LoadedModel, adapter: Path | None, log: Path) -> Iterator[Engine]:
+    """Yield the engine that a run samples with, with an adapter of it or none; it ends with the block.
+
+    Raises:
+        InfraError: vLLM does not start, or the adapter is damaged.
+    """
+    if config.backend.engine != "vllm":
+        yield TransformersEngine(loaded, load_adapter(loaded.model, adapter) if adapter else None)
+        return
+    with TemporaryDirectory(prefix="harness-eval-") as place, start_engine(config, loaded, log) as engine:
+        if adapter:
+            read_adapter(adapter)
+            copy = Path(place) / adapter.name
+            shutil.copytree(adapter, copy)
+            if loaded.model.config.model_type == "afmoe":
+                rewrite_per_expert(copy)
+            engine.sync(f"eval-{adapter.name}-{sha256_file(adapter / WEIGHTS)[:12]}", copy)
+        yield engine

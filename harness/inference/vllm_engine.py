@@ -13,10 +13,12 @@ import queue
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +40,8 @@ STOP_S = 5.0
 class VllmEngine(ABC):
     """An engine that samples from the version of the policy it was told of last, or from the base before that.
 
+    One thread syncs; others may sample meanwhile, from a version that they hold (`pinned`).
+
     Args:
         settings: what vLLM was started with.
         eos_ids: every id that ends a completion.
@@ -49,6 +53,8 @@ class VllmEngine(ABC):
         self.eos_ids = eos_ids
         self.log = log
         self.version: str | None = None
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> VllmEngine:
         return self
@@ -63,8 +69,12 @@ class VllmEngine(ABC):
         max_tokens: int,
         temperature: float,
         seeds: Sequence[Sequence[int]],
+        version: str | None = None,
     ) -> list[list[Completion]]:
         """Sample `n` completions for each prompt; the contract is that of `TransformersEngine.generate`.
+
+        Args:
+            version: of the policy, one that is held; None takes the newest.
 
         Raises:
             ConfigError: a prompt with its reply is longer than the engine's context, or the temperature too low.
@@ -73,15 +83,15 @@ class VllmEngine(ABC):
         if not prompts:
             return []
         check_request(prompts, max_tokens, temperature, self.settings.context)
-        found = self._draw(rows_of(prompts, n, seeds), max_tokens, temperature)
+        found = self._draw(rows_of(prompts, n, seeds), max_tokens, temperature, version or self.version or BASE)
         return [found[start : start + n] for start in range(0, len(found), n)]
 
     def sync(self, version: str, folder: Path) -> None:
-        """Sample from the adapter in `folder` from now on, and forget the one before it.
+        """Sample from the adapter in `folder` from now on, and forget the one before it once nobody holds it.
 
         Args:
             version: a name that no other adapter has had; keys and values of the prefix cache are bound to it.
-            folder: an adapter in the layout that vLLM reads; it must stay until the next sync.
+            folder: an adapter in the layout that vLLM reads; it must stay as long as the version is in `live`.
 
         Raises:
             InfraError: vLLM does not take the adapter, or does not list it afterwards.
@@ -91,11 +101,38 @@ class VllmEngine(ABC):
             raise ValueError(f"{version!r} names a policy already: every version needs a name of its own")
         before = self.version
         self._load(version, folder)
-        self.version = version
-        if before is not None:
+        with self._lock:
+            self.version = version
+            held = before is not None and self._users[before] > 0
+        if before is not None and not held:
             self._unload(before)
         if version not in self._loaded():
             raise InfraError(f"vLLM took the adapter {version} and does not list it", f"read {self.log}")
+
+    @contextmanager
+    def pinned(self) -> Iterator[PinnedEngine]:
+        """Yield an engine that goes on sampling from the newest version of now; it is kept until the block ends.
+
+        Raises:
+            InfraError: vLLM does not drop a version that was synced over meanwhile.
+        """
+        with self._lock:
+            version = self.version or BASE
+            self._users[version] += 1
+        try:
+            yield PinnedEngine(self, version)
+        finally:
+            with self._lock:
+                self._users[version] -= 1
+                over = version not in (BASE, self.version) and not self._users[version]
+        if over:
+            self._unload(version)
+
+    @property
+    def live(self) -> set[str]:
+        """The versions that something may yet be sampled from."""
+        with self._lock:
+            return {name for name, users in self._users.items() if users} | {self.version or BASE}
 
     def lost(self, what: str, error: BaseException) -> InfraError:
         """Return the error of an engine that failed; an engine's failure says nothing about the hypothesis."""
@@ -109,7 +146,7 @@ class VllmEngine(ABC):
         """End every process of the engine; a second call does nothing."""
 
     @abstractmethod
-    def _draw(self, rows: Sequence[Row], max_tokens: int, temperature: float) -> list[Completion]: ...
+    def _draw(self, rows: Sequence[Row], max_tokens: int, temperature: float, version: str) -> list[Completion]: ...
 
     @abstractmethod
     def _load(self, version: str, folder: Path) -> None: ...
@@ -119,6 +156,30 @@ class VllmEngine(ABC):
 
     @abstractmethod
     def _loaded(self) -> set[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedEngine:
+    """An engine that samples from one version of the policy, whatever another thread syncs meanwhile.
+
+    Args:
+        engine: that holds the version.
+        version: its name.
+    """
+
+    engine: VllmEngine
+    version: str
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        seeds: Sequence[Sequence[int]],
+    ) -> list[list[Completion]]:
+        """Sample `n` completions for each prompt; see `VllmEngine.generate`."""
+        return self.engine.generate(prompts, n, max_tokens, temperature, seeds, self.version)
 
 
 class ColocatedEngine(VllmEngine):
@@ -150,15 +211,14 @@ class ColocatedEngine(VllmEngine):
             self.close()
             raise
 
-    def _draw(self, rows: Sequence[Row], max_tokens: int, temperature: float) -> list[Completion]:
+    def _draw(self, rows: Sequence[Row], max_tokens: int, temperature: float, version: str) -> list[Completion]:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        salt = self.version or BASE
-        prompts = [TokensPrompt(prompt_token_ids=list(row.prompt), cache_salt=salt) for row in rows]
+        prompts = [TokensPrompt(prompt_token_ids=list(row.prompt), cache_salt=version) for row in rows]
         fields = [sampling_fields(row.seed, max_tokens, temperature, self.eos_ids) for row in rows]
         sampling = [SamplingParams(**own, detokenize=False) for own in fields]
-        adapter = self._requests.get(salt)
+        adapter = self._requests.get(version)
         generate = partial(self._llm.generate, prompts, sampling, lora_request=adapter, use_tqdm=False)
         answers = self._call("vLLM is lost", generate)
         outputs = [answer.outputs[0] for answer in answers]

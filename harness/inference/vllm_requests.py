@@ -98,14 +98,14 @@ def completion_body(row: Row, fields: Mapping[str, Any], version: str) -> dict[s
     return {"model": version, "cache_salt": version, **ids, **fields}
 
 
-def read_completion(answer: Any, prompt: Sequence[int], temperature: float) -> Completion:
+def read_completion(answer: Any, prompt: Sequence[int], temperature: float, version: str) -> Completion:
     """Return the completion in a server's answer to `completion_body`.
 
     Raises:
-        InfraError: the answer is not of the form that vLLM documents, or speaks of another prompt.
+        InfraError: the answer is not of the form that vLLM documents, or speaks of another prompt or policy.
     """
     try:
-        (choice,) = answer["choices"]
+        (choice,), model = answer["choices"], answer["model"]
         ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         told, reason = choice["prompt_token_ids"], choice["finish_reason"]
         if not (isinstance(ids, list) and isinstance(logprobs, list) and isinstance(told, list)):
@@ -114,6 +114,8 @@ def read_completion(answer: Any, prompt: Sequence[int], temperature: float) -> C
         raise InfraError(f"vLLM's answer is not what it documents: {type(error).__name__} {error}", _VERSION) from error
     if told != list(prompt):
         raise InfraError("vLLM sampled from another prompt than it was given", _VERSION)
+    if model != version:
+        raise InfraError(f"vLLM sampled from {str(model)[:100]!r} and not from {version}", _VERSION)
     return completion_of(ids, logprobs, reason, temperature)
 
 

@@ -29,7 +29,7 @@ from harness.core.types import Completion
 from harness.inference.models import LoadedModel
 from harness.inference.vllm_engine import ColocatedEngine, VllmEngine
 from harness.inference.vllm_guard import Guard
-from harness.inference.vllm_requests import BASE, Row, completion_body, read_completion, sampling_fields
+from harness.inference.vllm_requests import Row, completion_body, read_completion, sampling_fields
 from harness.inference.vllm_settings import EngineSettings, environment, server_arguments
 
 START_S = 900.0
@@ -39,7 +39,7 @@ ANSWER_S = 3600.0
 STOP_S = 20.0
 """Seconds that a server may take to end by itself."""
 CONNECTIONS = 128
-"""Requests under way at the same time; vLLM queues what it cannot batch, this only bounds threads here."""
+"""Requests of one call under way at the same time; vLLM queues what it cannot batch, this only bounds threads here."""
 
 
 class ServedEngine(VllmEngine):
@@ -54,7 +54,6 @@ class ServedEngine(VllmEngine):
         self.port = _free_port()
         self._closed = False
         self._key = secrets.token_urlsafe(32)
-        self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="vllm-request")
         log.parent.mkdir(parents=True, exist_ok=True)
         variables = os.environ | environment(settings, server=True) | {"VLLM_API_KEY": self._key}
         command = [sys.executable, "-m", "harness.inference.vllm_child"]
@@ -94,21 +93,18 @@ class ServedEngine(VllmEngine):
             time.sleep(0.2)
         raise InfraError(f"vLLM did not answer within {START_S:g} s", f"read {self.log}")
 
-    def _draw(self, rows: Sequence[Row], max_tokens: int, temperature: float) -> list[Completion]:
-        version = self.version or BASE
-
+    def _draw(self, rows: Sequence[Row], max_tokens: int, temperature: float, version: str) -> list[Completion]:
         def one(row: Row) -> Completion:
             fields = sampling_fields(row.seed, max_tokens, temperature, self.eos_ids)
             answer = self._post("/v1/completions", completion_body(row, fields, version))
-            return read_completion(answer, row.prompt, temperature)
+            return read_completion(answer, row.prompt, temperature, version)
 
-        futures = [self._pool.submit(one, row) for row in rows]
+        # a pool of its own: the few requests of a probe do not queue behind those of a batch in another thread
+        pool = ThreadPoolExecutor(min(CONNECTIONS, len(rows)), thread_name_prefix="vllm-request")
         try:
-            return [future.result() for future in futures]
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+            return [future.result() for future in [pool.submit(one, row) for row in rows]]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _post(self, path: str, body: dict[str, Any] | None, method: str = "POST") -> Any:
         """Send a request and return the JSON of the answer, or its text.
@@ -161,7 +157,6 @@ class ServedEngine(VllmEngine):
         self._signal(signal.SIGKILL)  # the group may hold children that outlived the server
         self.process.wait()
         self._guard.end()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):

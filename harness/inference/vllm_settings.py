@@ -36,6 +36,7 @@ class EngineSettings:
         context: tokens of the longest conversation.
         section: `[backend.vllm]`.
         kind: model type.
+        versions: of the policy that are sampled from at the same time.
     """
 
     model: Path
@@ -46,6 +47,7 @@ class EngineSettings:
     context: int
     section: VllmSection
     kind: str = "llama"
+    versions: int = 1
 
     @classmethod
     def of(cls, config: RunConfig, loaded: LoadedModel) -> EngineSettings:
@@ -61,6 +63,7 @@ class EngineSettings:
             context,
             section,
             loaded.model.config.model_type,
+            2 if config.train.max_staleness else 1,  # the one of the batch under way, and the newest
         )
 
 
@@ -123,8 +126,9 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         arguments["hf_overrides"] = AFMOE
     if settings.rank:
         room = room_for(settings.rank)
-        # two on the processor's side, while one version follows the other
-        arguments |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1, "max_cpu_loras": 2}
+        # one more on the processor's side, while one version follows the other
+        places = {"max_loras": settings.versions, "max_cpu_loras": settings.versions + 1}
+        arguments |= {"enable_lora": True, "max_lora_rank": room, **places}
     if settings.device == "cpu":
         # compiling would take minutes at every start
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": int((section.kv_cache_gib or 1.0) * GIB)}

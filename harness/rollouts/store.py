@@ -14,8 +14,14 @@ from harness.core.types import Rollout
 
 
 def rollout_record(rollout: Rollout, advantage: float) -> dict[str, Any]:
-    """Return what is stored of a rollout: texts, score, advantage and lengths; `turns` when there were several."""
+    """Return what is stored of a rollout: texts, score, advantage and lengths.
+
+    `turns` when there were several, `version` of the policy when it may be an older one than was trained.
+    """
     score, written = rollout.score, rollout.completion
+    extra: dict[str, Any] = {"turns": rollout.turns} if rollout.turns > 1 else {}
+    if rollout.version is not None:
+        extra["version"] = rollout.version
     return {
         "task": rollout.task.id,
         "group": rollout.group,
@@ -30,7 +36,7 @@ def rollout_record(rollout: Rollout, advantage: float) -> dict[str, Any]:
         "failure": score.failure and str(score.failure),
         "advantage": advantage,
         "tokens": len(written.token_ids),
-    } | ({"turns": rollout.turns} if rollout.turns > 1 else {})
+    } | extra
 
 
 def write_rollouts(path: Path, rollouts: Sequence[Rollout], advantages: Sequence[float]) -> None:

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness.config.schema import EnvSection, RunConfig
+from harness.config.schema import RunConfig
 from harness.core.errors import DivergedError, StoppedError
 from harness.core.seeds import derive_seed
-from harness.core.types import Task
-from harness.envs.base import Environment
 from harness.inference.chat import render_chat
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import attach_lora, save_adapter, trainable
 from harness.inference.models import LoadedModel
 from harness.inference.vllm_engine import VllmEngine
 from harness.ledger.superseded import current_rows, read_rows
-from harness.rollouts.collect import Engine, Sampling, Timing, collect
+from harness.rollouts.collect import Engine, Timing
 from harness.rollouts.store import write_rollouts
+from harness.training.ahead import Ahead, staleness, within_bound
 from harness.training.batches import Group
 from harness.training.checkpoints import Numerics, Progress, checkpoint_steps, load_checkpoint, save_checkpoint
+from harness.training.draws import Draws, TrainingEnv
 from harness.training.fused import fuse_adapters
-from harness.training.grouping import Shaping, make_group, scale_groups
 from harness.training.metrics import append_row, peak_memory_mb, progress_row, rollout_metrics
 from harness.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from harness.training.policy import StepStats, update_policy
 from harness.training.preflight import Preflight, add
 from harness.training.room import Room
 from harness.training.sampler import Sampler
-from harness.training.tasks import Curriculum, TaskStream, environment_order, updated_rate
+from harness.training.tasks import updated_rate
 from harness.training.warmup import ROWS, Batches, warm_up, write_summary
 from harness.training.watchdogs import Finding, HeldOut, Watchdog, marks, replay
 
@@ -42,18 +42,6 @@ EvalHook = Callable[[Engine, int, str | None], None]
 """Called with the engine, the step and the adapter's hash when an eval is due."""
 EMPTY_LIMIT = 20
 """Consecutive steps without any usable group after which a run cannot learn any more."""
-
-
-@dataclass(slots=True)
-class TrainingEnv:
-    """One training environment: its section of the config, tasks and prompt, and the tasks of the warm start."""
-
-    section: EnvSection
-    env: Environment
-    stream: TaskStream
-    components: Mapping[str, str] | None
-    sampling: Sampling
-    demonstrated: tuple[Task, ...] = ()
 
 
 @dataclass(slots=True)
@@ -104,6 +92,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.parameters, self.config.optimizer, self.config.lora.rank)
         self.engine = self.vllm or TransformersEngine(self.loaded, self.model)
         self.sampler = self._sampler(self.vllm) if self.vllm else None
+        self.draws = Draws(self.config, self.loaded, self.envs, self._held_engine)
         self.numerics = Numerics.here(self.loaded.device, self.loaded.dtype)
         self.watchdog = Watchdog(self.config.watchdog)
         self.room = Room(self.config.train.microbatch_tokens)
@@ -113,6 +102,8 @@ class Trainer:
     optimizer: Any = field(init=False)
     engine: Engine = field(init=False)
     sampler: Sampler | None = field(init=False)
+    draws: Draws = field(init=False)
+    ahead: Ahead | None = field(init=False, default=None)
     numerics: Numerics = field(init=False)
     watchdog: Watchdog = field(init=False)
     began: float = field(init=False, default=0.0)
@@ -129,6 +120,10 @@ class Trainer:
 
         seed, temperature = self.config.train.seed, item.sampling.temperature
         return Sampler(engine, self.loaded, self.model, self.folder, self.attempt, seed, temperature, prompts)
+
+    def _held_engine(self) -> AbstractContextManager[Engine]:
+        """Return the engine, bound to one version of the policy where another may come while it samples."""
+        return self.vllm.pinned() if self.vllm and self.config.train.max_staleness else nullcontext(self.engine)
 
     def resume(self) -> int:
         """Restore the newest checkpoint and return its step; 0 when there is none."""
@@ -166,16 +161,34 @@ class Trainer:
             self._begin()
         elif self.eval_due(last):
             self._evaluate(last)
-        for step in range(last + 1, self.config.train.steps + 1):
-            self._check_budget(time.monotonic() - self.began)
-            self._step(step)
-            due = self.eval_due(step)
-            if due or step % self.config.checkpoint.interval == 0:
-                self._checkpoint()
-            if due:
-                self._evaluate(step)
-            self._heed()
+        with self._sampling_ahead(last):
+            for step in range(last + 1, self.config.train.steps + 1):
+                self._check_budget(time.monotonic() - self.began)
+                self._step(step)
+                self._ask(step + 1 + self.config.train.max_staleness)
+                due = self.eval_due(step)
+                if due or step % self.config.checkpoint.interval == 0:
+                    self._checkpoint()
+                if due:
+                    self._evaluate(step)
+                self._heed()
         return self.progress
+
+    @contextmanager
+    def _sampling_ahead(self, last: int) -> Iterator[None]:
+        """Let the engine sample coming batches meanwhile, where rollouts may be of an older policy."""
+        if not (self.vllm and self.config.train.max_staleness):
+            yield
+            return
+        with Ahead(self.draws.batch, self.vllm.close) as self.ahead:
+            for step in range(last + 1, last + 2 + self.config.train.max_staleness):
+                self._ask(step)
+            yield
+
+    def _ask(self, step: int) -> None:
+        """Ask for the batch of a later step, now that the policy it may be sampled from is on the engine."""
+        if self.ahead and step <= self.config.train.steps:
+            self.ahead.ask(step, self.progress.pass_rates)
 
     def _begin(self) -> None:
         """Do what comes before step 1: eval of the base model, warm start and its eval, preflight."""
@@ -252,7 +265,8 @@ class Trainer:
             timing = Timing()
             began = time.monotonic()
             count = min(train.tasks_per_step, train.preflight_groups - first)
-            groups = self._groups("preflight", 0, self._tasks(first, count), first, timing)
+            wanted = self.draws.tasks(first, count, self.progress.pass_rates)
+            groups = self.draws.groups("preflight", 0, wanted, first, timing)
             scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score.counts]
             parts.append(
                 Preflight(
@@ -310,16 +324,20 @@ class Trainer:
         """
         began = time.monotonic()
         train = self.config.train
-        timing = Timing()
-        groups = self._collect(step, 0, train.tasks_per_step, timing)
-        groups += self._resample(step, groups, timing)
-        groups = scale_groups(groups, train.advantage, {name: self._shaping(item) for name, item in self.envs.items()})
-        usable = [group for group in groups if any(group.advantages)]
+        batch = self.ahead.take(step) if self.ahead else self.draws.batch(step, self.progress.pass_rates)
+        groups, timing, waited = batch.groups, batch.timing, time.monotonic() - began
+        ages = self._ages(step, groups)
+        fresh, old = within_bound(groups, ages, train.max_staleness)
+        fresh = self.draws.scaled(fresh)
+        groups, usable = fresh + old, [group for group in fresh if any(group.advantages)]
         rate = learning_rate(self.config.optimizer, step, train.steps)
         set_learning_rate(self.optimizer, rate)
         train_began = time.monotonic()
         stats = self._update(step, usable) if usable else None
         times = {"time/train": time.monotonic() - train_began}
+        if self.ahead:
+            self.ahead.check()
+            times |= {"time/wait": waited} | staleness(ages, train.max_staleness)
         empty = 0 if usable else self.progress.empty_steps + 1
         self.progress = Progress(step, self.progress.tokens + timing.tokens, empty, self._updated_rates(groups))
         by_env = self._store(step, groups)
@@ -341,6 +359,12 @@ class Trainer:
                 f"no group had any spread in the last {empty} steps, so there is no gradient",
                 "try a searched prompt, a higher sampling.temperature, or train.balance_labels = true",
             )
+
+    def _ages(self, step: int, groups: Sequence[Group]) -> list[int]:
+        """Return how many updates the policy that sampled each group is behind the one that the step trains."""
+        if self.sampler is None or self.ahead is None:
+            return [0] * len(groups)
+        return [self.sampler.age(str(group.rollouts[0].version), step - 1) for group in groups]
 
     def _update(self, step: int, usable: Sequence[Group]) -> StepStats:
         """Run the optimizer on the groups of a step that have spread."""
@@ -378,67 +402,6 @@ class Trainer:
         self.report(progress_row(step, self.config.train.steps, row, envs))
         self._tell(found)
 
-    def _collect(self, step: int, first: int, count: int, timing: Timing, before: Sequence[Group] = ()) -> list[Group]:
-        """Sample `count` groups for the task positions of a step, from `first` on, after the groups `before`."""
-        train = self.config.train
-        start = (step - 1) * (train.tasks_per_step + train.resample_groups) + first
-        taken = {group.rollouts[0].task.id for group in before}
-        return self._groups("rollout", step, self._tasks(start, count, taken), first, timing)
-
-    def _resample(self, step: int, groups: Sequence[Group], timing: Timing) -> list[Group]:
-        """Sample further groups, one by one, until as many have spread as a step wants or the cap is reached."""
-        train = self.config.train
-        extra: list[Group] = []
-        while len(extra) < train.resample_groups:
-            if sum(any(group.advantages) for group in (*groups, *extra)) >= train.tasks_per_step:
-                break
-            extra += self._collect(step, train.tasks_per_step + len(extra), 1, timing, (*groups, *extra))
-        return extra
-
-    def _tasks(self, start: int, count: int, taken: Collection[str] = ()) -> dict[str, list[Task]]:
-        """Return the tasks at `count` positions of the run from `start` on, by environment."""
-        train = self.config.train
-        order = environment_order({name: item.section.weight for name, item in self.envs.items()}, start + count)
-        curriculum = Curriculum(train.curriculum_low, train.curriculum_high)
-        rates = {name: _of_env(self.progress.pass_rates, name) for name in self.envs}
-        seen = set(taken)
-        wanted: dict[str, list[Task]] = {}
-        for position in range(start, start + count):
-            name = order[position]
-            index = order[:position].count(name)
-            stream = self.envs[name].stream
-            if train.curriculum == "pass_rate":
-                task = curriculum.choose(stream, index, rates[name], seen)
-            else:
-                task = stream[index]
-            seen.add(task.id)
-            wanted.setdefault(name, []).append(task)
-        return wanted
-
-    def _groups(
-        self, purpose: str, step: int, wanted: Mapping[str, Sequence[Task]], first: int, timing: Timing
-    ) -> list[Group]:
-        """Sample one group of each task; `purpose`, step and place are the address of its random draws."""
-        train, loaded, size = self.config.train, self.loaded, self.config.train.group_size
-        groups = []
-        for name, tasks in wanted.items():
-            item = self.envs[name]
-            seeds = [
-                [derive_seed(train.seed, purpose, step, first + t, task.id, g) for g in range(size)]
-                for t, task in enumerate(tasks)
-            ]
-            rollouts = collect(
-                self.engine, loaded.tokenizer, loaded.eos_ids, item.env, tasks, size, item.sampling, seeds,
-                item.components, timing,
-            )  # fmt: skip
-            parts = [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
-            shaping = self._shaping(item)
-            groups += [
-                make_group(part, train.advantage, train.mask_truncated, item.sampling.temperature, shaping)
-                for part in parts
-            ]
-        return groups
-
     def _updated_rates(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the running pass rates after a step; nothing is kept without a curriculum."""
         if self.config.train.curriculum == "none":
@@ -451,9 +414,6 @@ class Trainer:
                 key, right = f"{task.env}/{task.id}", sum(score.failure is None for score in scores) / len(scores)
                 rates[key] = updated_rate(rates.get(key), right)
         return rates
-
-    def _shaping(self, item: TrainingEnv) -> Shaping:
-        return Shaping.of(self.config.train, item.sampling.max_tokens)
 
     def _store(self, step: int, groups: Sequence[Group]) -> dict[str, list[Group]]:
         """Write the step's rollouts; return the groups by environment."""
@@ -479,12 +439,6 @@ class Trainer:
 
     def _save_adapter(self, step: int) -> str:
         return save_adapter(self.model, self.folder / "adapters" / f"step_{step}")
-
-
-def _of_env(rates: Mapping[str, float], env: str) -> dict[str, float]:
-    """Return the pass rates of one environment by task id."""
-    prefix = f"{env}/"
-    return {key.removeprefix(prefix): rate for key, rate in rates.items() if key.startswith(prefix)}
 
 
 def _timings(timing: Timing) -> dict[str, float]:

@@ -127,7 +127,8 @@ def accumulate_gradient(
         stats: sums are added to it.
         max_tokens: length limit of a completion; the loss `dr_grpo` needs it.
         old_logprobs: by `id` of a rollout, what the ratio is taken against; None takes the current policy in a batch
-            of one update, else what the sampler reported.
+            of one update, else what the sampler reported. So it does where the sampler may be an older policy and no
+            importance correction accounts for it.
         plan: the passes; None makes them for the section's budget.
         room: checks that a pass fits before it is begun.
 
@@ -144,8 +145,10 @@ def accumulate_gradient(
             with adapters_off(causal_lm):
                 reference = _frozen_logprobs(causal_lm, batch)
         logprobs, entropies = tree_logprobs(causal_lm, batch.tree, batch.temperatures, bool(section.entropy_beta))
-        # one update per batch is on-policy by construction: the ratio is exactly 1
-        old = logprobs.detach() if section.minibatches == 1 else batch.sampler_logprobs
+        # one update per batch is on-policy by construction: the ratio is exactly 1. An older policy's batch is not,
+        # unless the importance weight leads from that one to this
+        on_policy = section.minibatches == 1 and (not section.max_staleness or section.importance != "none")
+        old = logprobs.detach() if on_policy else batch.sampler_logprobs
         if old_logprobs is not None:
             old = torch.cat([old_logprobs[id(rollout)] for rollout in batch.rollouts])
         inputs = LossInputs(logprobs, old, batch.advantages, batch.lengths, batch.sampler_logprobs, reference)

@@ -66,6 +66,9 @@ class Sampler:
         self.temperature, self._prompts = temperature, prompts
         self.agreement: Agreement | None = None
         self._sha = ""
+        self._steps: dict[str, int] = {}
+        self._folders: dict[str, Path] = {}
+        self._chats: Sequence[Sequence[int]] = ()
         shutil.rmtree(self.folder, ignore_errors=True)  # what a killed attempt left
 
     def bring(self, step: int) -> dict[str, float]:
@@ -82,14 +85,18 @@ class Sampler:
         sha = save_adapter(self.model, folder)
         if sha == self._sha:
             shutil.rmtree(folder, ignore_errors=True)
+            self._steps[str(self.engine.version)] = step
             return {}
         if self.loaded.model.config.model_type == "afmoe":
             rewrite_per_expert(folder)
-        self.engine.sync(f"policy-{self.attempt}-{step}-{sha[:12]}", folder)
+        version = f"policy-{self.attempt}-{step}-{sha[:12]}"
+        self.engine.sync(version, folder)
         self._sha = sha
-        for old in self.folder.iterdir():
-            if old != folder:
-                shutil.rmtree(old, ignore_errors=True)
+        self._steps[version], self._folders[version] = step, folder
+        for old in self._folders.keys() - self.engine.live:
+            path = self._folders.pop(old)
+            if path not in self._folders.values():
+                shutil.rmtree(path, ignore_errors=True)
         self.agreement = found = self.probe()
         return {
             "probe/max": found.largest,
@@ -112,6 +119,10 @@ class Sampler:
                 'backend.engine = "transformers" in a new run does without vLLM; `harness model check` tests the model',
             )
 
+    def age(self, version: str, step: int) -> int:
+        """Return how many steps the policy of `step` is beyond the last one at which `version` was the policy."""
+        return step - self._steps[version]
+
     def describe(self) -> str:
         """Return what the last probe said, for the log."""
         found = "not probed" if self.agreement is None else self.agreement.describe(self.loaded.dtype)
@@ -123,7 +134,8 @@ class Sampler:
         Raises:
             InfraError: the engine is lost.
         """
-        prompts = self._prompts(PROBES)
+        # rendered once: the environment is another thread's when a run samples ahead
+        prompts = self._chats = self._chats or self._prompts(PROBES)
         seeds = [[derive_seed(self.seed, "probe", p, s) for s in range(SAMPLES)] for p in range(len(prompts))]
         drawn = self.engine.generate(prompts, SAMPLES, LENGTH, self.temperature, seeds)
         reported = [value for rows in drawn for row in rows for value in row.logprobs]

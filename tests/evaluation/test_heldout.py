@@ -21,7 +21,7 @@ from harness.ledger import Ledger  # noqa: E402
 from harness.program import Program, init_program  # noqa: E402
 from harness.program.documents import Context  # noqa: E402
 from harness.rollouts.collect import Sampling  # noqa: E402
-from harness.training.loop import TrainingEnv  # noqa: E402
+from harness.training.draws import TrainingEnv  # noqa: E402
 from harness.training.tasks import TaskStream  # noqa: E402
 from tests.rollouts.test_collect import END, Letters  # noqa: E402
 from tests.toy_env import SPEC, Toy, ToyArgs  # noqa: E402

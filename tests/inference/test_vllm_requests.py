@@ -68,13 +68,14 @@ def answer(**changes):
         "prompt_token_ids": [1, 2, 3],
         "finish_reason": "stop",
     }
-    return {"choices": [choice | changes]}
+    return {"model": "policy-1", "choices": [choice | changes]}
 
 
 def test_an_answer_becomes_a_completion():
-    found = read_completion(answer(), (1, 2, 3), 1.0)
+    found = read_completion(answer(), (1, 2, 3), 1.0, "policy-1")
     assert (found.token_ids, found.logprobs, found.finish_reason) == ((5, 2), (-0.5, -1.25), FinishReason.STOP)
-    assert read_completion(answer(finish_reason="length"), (1, 2, 3), 1.0).finish_reason is FinishReason.LENGTH
+    cut = read_completion(answer(finish_reason="length"), (1, 2, 3), 1.0, "policy-1")
+    assert cut.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(
@@ -93,13 +94,18 @@ def test_an_answer_becomes_a_completion():
 )
 def test_a_damaged_answer_is_a_failure_of_the_engine(changes, message):
     with pytest.raises(InfraError, match=message):
-        read_completion(answer(**changes), (1, 2, 3), 1.0)
+        read_completion(answer(**changes), (1, 2, 3), 1.0, "policy-1")
+
+
+def test_an_answer_of_another_policy_is_a_failure_of_the_engine():
+    with pytest.raises(InfraError, match="sampled from 'policy-1' and not from policy-2"):
+        read_completion(answer(), (1, 2, 3), 1.0, "policy-2")
 
 
 @pytest.mark.parametrize("whole", [None, {}, {"choices": []}, {"choices": [{}, {}]}, "text", {"error": "no"}])
 def test_an_answer_of_another_form_is_a_failure_of_the_engine(whole):
     with pytest.raises(InfraError, match="documents"):
-        read_completion(whole, (1,), 1.0)
+        read_completion(whole, (1,), 1.0, "policy-1")
 
 
 def test_greedy_rows_have_probability_one_as_with_transformers():

@@ -106,7 +106,7 @@ def test_a_verifier_that_raises_is_no_zero():
 
 
 def test_one_raising_score_stays_outside_the_baseline():
-    from harness.training.loop import make_group
+    from harness.training.grouping import make_group
 
     class Moody(Toy):
         def score(self, task, episode):

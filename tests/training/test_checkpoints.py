@@ -30,7 +30,7 @@ from harness.training.checkpoints import (  # noqa: E402
     load_checkpoint,
     save_checkpoint,
 )
-from harness.training.loop import make_group  # noqa: E402
+from harness.training.grouping import make_group  # noqa: E402
 from harness.training.metrics import append_row, rollout_metrics  # noqa: E402
 from harness.training.optimizer import build_optimizer  # noqa: E402
 

@@ -15,7 +15,8 @@ from harness.core.types import FailureClass, Message, Score, Task  # noqa: E402
 from harness.envs.base import SingleTurnSession  # noqa: E402
 from harness.rollouts.collect import Sampling  # noqa: E402
 from harness.rollouts.store import read_rollouts  # noqa: E402
-from harness.training.loop import Trainer, TrainingEnv  # noqa: E402
+from harness.training.draws import TrainingEnv  # noqa: E402
+from harness.training.loop import Trainer  # noqa: E402
 from harness.training.tasks import TaskStream  # noqa: E402
 from tests.chat_support import EOT, IM_END, QWEN_LIKE, chat_tokenizer  # noqa: E402
 from tests.torch_support import loaded, tiny_llama  # noqa: E402

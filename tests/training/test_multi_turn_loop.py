@@ -10,7 +10,8 @@ from harness.config.schema import EnvSection, RunConfig  # noqa: E402
 from harness.core.types import Score  # noqa: E402
 from harness.rollouts.collect import Sampling  # noqa: E402
 from harness.rollouts.store import read_rollouts  # noqa: E402
-from harness.training.loop import Trainer, TrainingEnv  # noqa: E402
+from harness.training.draws import TrainingEnv  # noqa: E402
+from harness.training.loop import Trainer  # noqa: E402
 from harness.training.tasks import TaskStream  # noqa: E402
 from tests.calculator_env import Calculator  # noqa: E402
 from tests.chat_support import EOT, IM_END, QWEN_LIKE, chat_tokenizer  # noqa: E402

@@ -8,53 +8,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from peft import set_peft_model_state_dict  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from harness.config.schema import VllmSection  # noqa: E402
 from harness.core.errors import InfraError  # noqa: E402
 from harness.inference.agreement import TOLERANCE  # noqa: E402
-from harness.inference.engine import TransformersEngine  # noqa: E402
 from harness.inference.experts import rewrite_per_expert, stacked  # noqa: E402
 from harness.inference.lora import SETTINGS, WEIGHTS, save_adapter, trainable  # noqa: E402
-from harness.inference.vllm_engine import VllmEngine  # noqa: E402
-from harness.inference.vllm_settings import EngineSettings  # noqa: E402
 from harness.training.sampler import FOLDER, Sampler  # noqa: E402
 from tests.torch_support import loaded, tiny_afmoe, tiny_llama, with_adapter  # noqa: E402
+from tests.training.second_model import SecondModel  # noqa: E402
 
 pytestmark = pytest.mark.torch
 PROMPTS = [[1, 4, 5, 6, 7 + index] for index in range(4)]
-
-
-class SecondModel(VllmEngine):
-    """Samples from a copy of the model that has the adapter it was given last, or goes on with an old one."""
-
-    def __init__(self, folder):
-        settings = EngineSettings(folder, "float32", "cpu", 4, 1, 512, VllmSection())
-        super().__init__(settings, frozenset({2}), folder / "log")
-        self.base = loaded(tiny_llama())
-        self.model = with_adapter(self.base.model)
-        self.engine = TransformersEngine(self.base, self.model)
-        self.versions: list[str] = []
-        self.stale = self.silent = self.closed = False
-
-    def _draw(self, rows, max_tokens, temperature):
-        drawn = [self.engine.generate([row.prompt], 1, max_tokens, temperature, [[row.seed]]) for row in rows]
-        return [completion for ((completion,),) in drawn]
-
-    def _load(self, version, folder):
-        self.versions.append(version)
-        if not self.stale:
-            set_peft_model_state_dict(self.model, load_file(folder / WEIGHTS))
-
-    def _unload(self, version):
-        self.versions.remove(version)
-
-    def _loaded(self):
-        return set() if self.silent else set(self.versions)
-
-    def close(self):
-        self.closed = True
 
 
 @pytest.fixture

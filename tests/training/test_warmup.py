@@ -17,7 +17,8 @@ from harness.inference.chat import render_chat, render_reply  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
 from harness.rollouts.collect import Sampling  # noqa: E402
 from harness.training.checkpoints import checkpoint_steps  # noqa: E402
-from harness.training.loop import Trainer, TrainingEnv  # noqa: E402
+from harness.training.draws import TrainingEnv  # noqa: E402
+from harness.training.loop import Trainer  # noqa: E402
 from harness.training.room import Room  # noqa: E402
 from harness.training.tasks import TaskStream  # noqa: E402
 from harness.training.warmup import (  # noqa: E402

@@ -15,8 +15,10 @@ import psutil
 import pytest
 
 from harness.inference.agreement import TOLERANCE
+from harness.ledger import Ledger
 from harness.ledger.superseded import read_rows
 from harness.program import Program
+from harness.rollouts.store import read_rollouts
 from tests.launches import RUN, Ended, attempts, make_program
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +108,32 @@ def test_a_run_trains_with_vllm_and_its_probe_agrees_at_every_step(shell, llama,
     assert not (program.run_dir(RUN) / "sampler").exists()
     steps = {line["step"] for line in json.loads(shell.run(program.root, "show", RUN, "--json").out)["evals"]}
     assert steps == {0, 3}
+
+
+def test_a_run_samples_ahead_and_no_rollout_is_older_than_the_bound(shell, llama, tmp_path):
+    sets = {"backend__vllm__mode": "server", "train__max_staleness": 1, "train__steps": 4}
+    program = program_for(shell, llama, tmp_path / "program", **sets)
+    ended = shell.run(program.root, "launch", RUN, "--json")
+    assert ended.code == 0, ended
+    folder = program.run_dir(RUN)
+    table = [row for row in read_rows(folder / "metrics.jsonl") if "train/loss" in row]
+    assert [row["step"] for row in table] == [1, 2, 3, 4]
+    for row in table:
+        assert 0 < row["probe/max"] <= TOLERANCE
+        assert row["train/staleness_max"] <= 1 and row["train/groups_stale"] == 0
+        # what an older policy gave its own tokens is not what the trainer gives them, and is not taken for it
+        assert (row["train/logprob_gap"] > TOLERANCE) == (row["train/staleness_max"] == 1)
+    assert table[0]["train/staleness_max"] == 0 and sum(row["train/staleness_mean"] for row in table) >= 2
+    for row in table:
+        names = {line["version"] for line in read_rollouts(folder / f"rollouts/step_{row['step']}/toy.jsonl")}
+        (age,) = {row["step"] - 1 - int(name.split("-")[2]) for name in names}
+        assert age == row["train/staleness_max"]
+    assert not (folder / "sampler").exists()
+    ended = shell.run(program.root, "eval", RUN, "--json")
+    assert ended.code == 0, ended
+    assert "EngineCore" in (folder / "logs" / "vllm_eval.log").read_text()
+    found = [data for data in Ledger(program.ledger).state().runs[RUN].evals if data["step"] == 4]
+    assert len(found) == 2 and found[0]["file_sha"] == found[1]["file_sha"]  # the same engine, the adapter on disk
 
 
 def killed_engine(shell, llama, root, mode):
