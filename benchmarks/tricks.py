@@ -117,7 +117,7 @@ def train(names: list[str]) -> float:
         for part in [[row] for row in rows] if "unshared" in names else [rows]:
             if "trim" in names:
                 give_back()
-            tree = build_tree([prompt], [part], 0, torch.device("cpu"))
+            tree = build_tree([prompt], [part], torch.device("cpu"))
             logprobs, _ = tree_logprobs(engine.causal_lm, tree, torch.ones(len(part) * NEW), with_entropy=False)
             (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
         seconds = time.perf_counter() - start

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.inference.tree import DecodeState, decode_attention
+from harness.inference.decode_state import DecodeState, decode_attention
 
 TYPES = ("llama", "qwen2", "qwen3")
 

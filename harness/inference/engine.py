@@ -13,9 +13,11 @@ from peft.tuners.lora import LoraLayer, ParamWrapper
 from torch import Tensor
 
 from harness.core.types import Completion, FinishReason
+from harness.inference.decode_state import DecodeState, empty_family
 from harness.inference.decoder import Decoder, supports
 from harness.inference.models import LoadedModel
-from harness.inference.tree import ATTENTION, DecodeState, LayerCache, build_tree, common_prefix
+from harness.inference.prefixes import families
+from harness.inference.tree import ATTENTION, build_tree
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class TransformersEngine:
         """Sample `n` completions for each prompt.
 
         Args:
-            prompts: token ids; the longest prefix that all share is computed once.
+            prompts: token ids; every prefix that some of them share is computed once.
             n: completions per prompt.
             max_tokens: limit per completion.
             temperature: softmax temperature; logprobs are those of the tempered distribution.
@@ -69,31 +71,31 @@ class TransformersEngine:
         if not prompts:
             return []
         self.causal_lm.eval()  # adapters are born in training mode, and dropout must not reach a sample
-        root = common_prefix(prompts) if len(prompts) > 1 else len(prompts[0]) - 1
+        order = [place for kin in families(prompts) for place in kin.prompts]
         per_call = max(1, self.max_rows // n)
-        results: list[list[Completion]] = []
+        results: dict[int, list[Completion]] = {}
         # in bfloat16 a merged weight rounds the adapter away, so there it stays beside the weight
         merge = self.adapted is not None and self.loaded.dtype is not torch.bfloat16
         with merged_adapter(self.adapted) if merge else nullcontext():
             self._decoder = Decoder(self.causal_lm) if supports(self.causal_lm) else None
             try:
                 for start in range(0, len(prompts), per_call):
-                    chunk = slice(start, start + per_call)
-                    results += self._generate_chunk(prompts[chunk], root, n, max_tokens, temperature, seeds[chunk])
+                    chunk = order[start : start + per_call]
+                    own = [prompts[place] for place in chunk], [seeds[place] for place in chunk]
+                    results |= zip(chunk, self._generate_chunk(*own, n, max_tokens, temperature), strict=True)
             finally:
                 self._decoder = None  # it holds copies of the weights
-        return results
+        return [results[place] for place in range(len(prompts))]
 
     def _generate_chunk(
         self,
         prompts: Sequence[Sequence[int]],
-        root: int,
+        seeds: Sequence[Sequence[int]],
         n: int,
         max_tokens: int,
         temperature: float,
-        seeds: Sequence[Sequence[int]],
     ) -> list[list[Completion]]:
-        state, logits = self._prefill(prompts, root, n, max_tokens)
+        state, logits = self._prefill(prompts, n, max_tokens)
         uniforms = torch.stack([_uniforms(seed, max_tokens) for row in seeds for seed in row])
         lengths = torch.tensor([len(prompt) for prompt in prompts]).repeat_interleave(n)
         rows = self._decode(state, logits.repeat_interleave(n, dim=0), uniforms, lengths, max_tokens, temperature)
@@ -102,35 +104,28 @@ class TransformersEngine:
         ]
         return [completions[i : i + n] for i in range(0, len(completions), n)]
 
-    def _prefill(
-        self, prompts: Sequence[Sequence[int]], root: int, n: int, max_tokens: int
-    ) -> tuple[DecodeState, Tensor]:
-        """Compute root and suffixes once; return the decode state and (T, V) next-token logits."""
+    def _prefill(self, prompts: Sequence[Sequence[int]], n: int, max_tokens: int) -> tuple[DecodeState, Tensor]:
+        """Compute every shared prefix once; return the decode state and (T, V) next-token logits.
+
+        Args:
+            prompts: in the order of their families.
+        """
         device = self.loaded.device
-        tree = build_tree(prompts, [[] for _ in prompts], root, device)
+        tree = build_tree(prompts, [[] for _ in prompts], device)
         tree.capture = True
         hidden = self._hidden(tree.input_ids, tree.position_ids, tree)
-        last = torch.tensor([branch.stop - 1 for branch in tree.branches], device=device)
+        last = torch.tensor([branch.own.stop - 1 for branch in tree.branches], device=device)
         logits = self._logits(hidden[0, last])
-        longest = max(branch.suffix for branch in tree.branches)
-        real = torch.zeros(len(prompts), longest, dtype=torch.bool, device=device)
-        for index, branch in enumerate(tree.branches):
-            real[index, : branch.suffix] = True
-        bias = torch.zeros(real.shape, dtype=hidden.dtype, device=device).masked_fill_(~real, float("-inf"))
-        layers = []
+        paths = [branch.path for branch in tree.branches]
+        found = [
+            empty_family(kin.shared, [paths[place] for place in kin.prompts], n, hidden.dtype, device)
+            for kin in families(prompts)
+        ]
         for layer in range(len(tree.captured)):
             key, value = (tensor[0] for tensor in tree.captured.pop(layer))
-            heads, _, size = key.shape
-            task_k = key.new_zeros(len(prompts), heads, longest, size)
-            task_v = torch.zeros_like(task_k)
-            for index, branch in enumerate(tree.branches):
-                own = slice(branch.start, branch.stop)
-                task_k[index, :, : branch.suffix] = key[:, own]
-                task_v[index, :, : branch.suffix] = value[:, own]
-            row_k = key.new_zeros(len(prompts) * n, heads, max_tokens, size)
-            root_k, root_v = key[:, :root].clone(), value[:, :root].clone()
-            layers.append(LayerCache(root_k, root_v, task_k, task_v, row_k, torch.zeros_like(row_k)))
-        return DecodeState(layers, bias[:, None, None, :], n, padded=not bool(real.all())), logits
+            for family in found:
+                family.store(key, value, max_tokens)
+        return DecodeState(found), logits
 
     def _decode(
         self,
@@ -141,7 +136,7 @@ class TransformersEngine:
         max_tokens: int,
         temperature: float,
     ) -> _Rows:
-        total = logits.shape[0]
+        total, per_task = logits.shape[0], state.families[0].rows_per_task
         rows = _Rows([[] for _ in range(total)], [[] for _ in range(total)], [FinishReason.LENGTH] * total)
         active = torch.arange(total)
         done = torch.zeros(total, dtype=torch.bool)
@@ -156,11 +151,11 @@ class TransformersEngine:
             for row in active[ended & ~done[active]].tolist():
                 rows.finished[row] = FinishReason.STOP
             done[active[ended]] = True
-            alive = ~done[active].view(-1, state.rows_per_task).all(dim=1)
+            alive = ~done[active].view(-1, per_task).all(dim=1)
             if step + 1 == max_tokens or not alive.any():
                 break
             if alive.float().mean() < 0.8:  # whole groups that ended leave the batch
-                keep = alive.repeat_interleave(state.rows_per_task)
+                keep = alive.repeat_interleave(per_task)
                 state.keep_tasks(alive.to(self.loaded.device))
                 active, tokens = active[keep], tokens[keep]
             device = self.loaded.device

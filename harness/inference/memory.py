@@ -218,6 +218,6 @@ def one_pass(causal_lm: Any, work: Workload, trainer: Trainer) -> Tensor:
     """Return the summed log probabilities of one group, with the graph that a backward pass would need."""
     causal_lm.set_attn_implementation(ATTENTION)
     device = next(causal_lm.parameters()).device
-    tree = build_tree([[0] * work.prompt], [[[0] * work.completion] * work.group], 0, device)
+    tree = build_tree([[0] * work.prompt], [[[0] * work.completion] * work.group], device)
     logprobs, _ = trainer.tree_logprobs(causal_lm, tree, torch.ones(work.group * work.completion, device=device))
     return logprobs.sum()

@@ -26,7 +26,7 @@ from harness.inference.chat import render_chat, render_suffix
 from harness.inference.engine import TransformersEngine, merged_adapter
 from harness.inference.lora import Adapted, adapted_weights, attach_lora, load_adapter, save_adapter, trainable
 from harness.inference.models import LoadedModel
-from harness.inference.tree import ATTENTION, TreeBatch, build_tree, common_prefix
+from harness.inference.tree import ATTENTION, TreeBatch, build_tree
 
 WINDOW = 16
 """Sliding windows are checked at this width, so that short prompts leave it."""
@@ -131,11 +131,11 @@ class Subject:
         self.causal_lm.set_attn_implementation(ATTENTION)
         ids = [[row.token_ids for row in rows] for rows in self.rows]
         if packed:
-            return self._tree(self.prompts, ids, common_prefix(self.prompts))
-        return torch.cat([self._tree([prompt], [own], 0) for prompt, own in zip(self.prompts, ids, strict=True)])
+            return self._tree(self.prompts, ids)
+        return torch.cat([self._tree([prompt], [own]) for prompt, own in zip(self.prompts, ids, strict=True)])
 
-    def _tree(self, prompts: list[list[int]], ids: Sequence[Sequence[Sequence[int]]], root: int) -> Tensor:
-        tree = build_tree(prompts, ids, root, self.loaded.device)
+    def _tree(self, prompts: list[list[int]], ids: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+        tree = build_tree(prompts, ids, self.loaded.device)
         tokens = sum(len(row) for rows in ids for row in rows)
         logprobs, _ = self.trainer.tree_logprobs(
             self.causal_lm, tree, torch.ones(tokens, device=self.loaded.device, dtype=self.dtype)

@@ -30,27 +30,20 @@ class Part(NamedTuple):
     causal: bool
 
 
-def tree_parts(root: int, total: int, branches: Sequence[tuple[int, int, Sequence[int]]]) -> list[Part]:
+def tree_parts(spans: Sequence[tuple[int, int, int]]) -> list[Part]:
     """Return what sees what in a flat tree.
 
     Args:
-        root: tokens that all branches share.
-        total: tokens of the layout.
-        branches: of each its start, the length of its suffix and those of its completions.
+        spans: in layout order, runs of tokens that follow each other on a path: start, stop, and the place after the
+            last token that sees the run. What sees a run stands directly behind it.
     """
     parts = []
-    if root:
-        parts += [Part(slice(0, root), slice(0, root), True), Part(slice(root, total), slice(0, root), False)]
-    for start, suffix, completions in branches:
-        own = slice(start, start + suffix)
-        parts.append(Part(own, own, True))
-        begin, end = own.stop, own.stop + sum(completions)
-        if end > begin:
-            parts.append(Part(slice(begin, end), own, False))
-        for length in completions:
-            if length:
-                parts.append(Part(slice(begin, begin + length), slice(begin, begin + length), True))
-            begin += length
+    for start, stop, end in spans:
+        own = slice(start, stop)
+        if stop > start:
+            parts.append(Part(own, own, True))
+            if end > stop:
+                parts.append(Part(slice(stop, end), own, False))
     return parts
 
 

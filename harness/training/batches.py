@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness.core.types import Rollout
-from harness.inference.tree import TreeBatch, build_tree, common_prefix
+from harness.inference.prefixes import Prefix, shared_prefixes
+from harness.inference.tree import TreeBatch, build_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,10 @@ class Group:
         """Number of sampled tokens in the loss."""
         return sum(sum(rollout.sampled) for rollout, _ in self.trained)
 
-    def computed_tokens(self, root: int) -> int:
-        """Return the tokens of the group's branch in the tree: suffix, and everything after it of computed rollouts."""
-        return len(self.prompt) - root + sum(len(self.rollouts[i].token_ids) for i in self.computed)
+    @property
+    def computed_tokens(self) -> int:
+        """Number of tokens of the computed rollouts behind their prompt."""
+        return sum(len(self.rollouts[i].token_ids) for i in self.computed)
 
     @property
     def rewards(self) -> list[float | None]:
@@ -69,11 +72,11 @@ class MicroBatch:
 
     Args:
         tree: the flat layout.
-        advantages: (M,) advantage of every trained token, in layout order.
+        advantages: (M,) advantage of every trained token, group by group.
         sampler_logprobs: (M,) log probabilities the engine reported.
         temperatures: (M,) temperature each token was sampled at.
-        lengths: trained tokens of each rollout, in layout order; they add up to M.
-        rollouts: the computed ones, in layout order.
+        lengths: trained tokens of each rollout, group by group; they add up to M.
+        rollouts: the computed ones, in the same order.
     """
 
     tree: TreeBatch
@@ -86,26 +89,27 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An optimizer batch as a sequence of passes.
+    """An optimizer batch as a sequence of passes: the groups of each."""
 
-    Args:
-        root: tokens that all prompts share; each pass computes them.
-        parts: the groups of each pass.
-    """
-
-    root: int
     parts: list[list[Group]]
 
     @property
     def largest(self) -> int:
         """Tokens of the largest pass; 0 without any."""
-        sizes = [sum(group.computed_tokens(self.root) for group in part) for part in self.parts]
-        return self.root + max(sizes) if sizes else 0
+        return max(map(pass_tokens, self.parts), default=0)
 
     @property
     def divisible(self) -> bool:
         """Whether some pass holds more than one rollout."""
         return any(sum(len(group.computed) for group in part) > 1 for part in self.parts)
+
+
+def pass_tokens(groups: Sequence[Group]) -> int:
+    """Return the tokens of a pass over some groups; a prefix that prompts share counts once."""
+    whole = _Pass()
+    for place, want in _wants(groups).items():
+        whole.add(place, want)
+    return whole.tokens
 
 
 def plan_passes(groups: Sequence[Group], budget: int, skip_idle: bool) -> Plan:
@@ -117,11 +121,7 @@ def plan_passes(groups: Sequence[Group], budget: int, skip_idle: bool) -> Plan:
         skip_idle: leave out rollouts of advantage zero; see `without_idle_rows`.
     """
     kept = [group for group in (without_idle_rows(groups) if skip_idle else groups) if group.completion_tokens]
-    if not kept:
-        return Plan(0, [])
-    prompts = [group.prompt for group in kept]
-    root = common_prefix(prompts) if len(prompts) > 1 else 0
-    return Plan(root, split_groups(kept, root, budget))
+    return Plan(split_groups(kept, budget))
 
 
 def without_idle_rows(groups: Sequence[Group]) -> list[Group]:
@@ -135,70 +135,100 @@ def without_idle_rows(groups: Sequence[Group]) -> list[Group]:
     return [group for group in kept if group.computed]
 
 
-def split_groups(groups: Sequence[Group], root: int, budget: int) -> list[list[Group]]:
+def split_groups(groups: Sequence[Group], budget: int) -> list[list[Group]]:
     """Split groups into passes whose trees stay within `budget` tokens, as few as can be found.
 
-    In order when that needs no more passes; else by first-fit decreasing (Johnson 1974; at most 11/9 of the best
-    number, plus one). The rollouts of a group over the budget are spread over several passes, each of which computes
-    the prompt again; a single rollout over the budget is a pass of its own.
+    In order, or in order with groups that share more of their prompts next to each other, or by first-fit decreasing
+    (Johnson 1974; at most 11/9 of the best number, plus one) with a group going where most of its prompt is: the one
+    that needs the fewest passes and then the fewest tokens, the first of equals. The rollouts of a group over the
+    budget are spread over several passes, each of which computes the prompt again; a single rollout over the budget
+    is a pass of its own.
 
     Args:
-        groups: their prompts share the first `root` token ids.
-        root: shared tokens, part of every pass.
+        groups: in the order they were drawn.
         budget: tokens of one pass.
     """
-    pieces = [piece for group in groups for piece in _pieces(group, root, budget)]
-    sizes = [piece.computed_tokens(root) for piece in pieces]
-    in_order = _next_fit(sizes, budget - root)
-    packed = _first_fit_decreasing(sizes, budget - root)
-    chosen = in_order if len(in_order) <= len(packed) else packed
-    return [[pieces[index] for index in bin_] for bin_ in chosen]
+    pieces = [piece for group in groups for piece in _pieces(group, budget)]
+    if not pieces:
+        return []
+    wants = _wants(pieces)
+    by_size = sorted(wants, key=lambda place: (-_Pass().added(wants[place]), place))
+    in_order = [_fill(order, wants, budget, last_only=True) for order in (sorted(wants), wants)]
+    tries = (*in_order, _fill(by_size, wants, budget))
+    chosen = min(tries, key=lambda passes: (len(passes), sum(one.tokens for one in passes)))
+    return [[pieces[place] for place in places] for places in sorted(sorted(one.places) for one in chosen)]
 
 
-def _pieces(group: Group, root: int, budget: int) -> list[Group]:
+def _pieces(group: Group, budget: int) -> list[Group]:
     """Return the group, or parts of it that each fit the budget or hold a single rollout."""
     rows = group.computed
-    if group.computed_tokens(root) <= budget - root or len(rows) < 2:
-        return [group]
     room = budget - len(group.prompt)
-    bins = _first_fit_decreasing([len(group.rollouts[i].token_ids) for i in rows], room)
-    parts = [frozenset(rows[index] for index in bin_) for bin_ in bins]
-    return [replace(group, elsewhere=group.elsewhere | (frozenset(rows) - part)) for part in parts]
+    if group.computed_tokens <= room or len(rows) < 2:
+        return [group]
+    wants = {i: _Want((), len(group.rollouts[i].token_ids)) for i in rows}
+    by_size = sorted(rows, key=lambda i: (-wants[i].own, i))
+    parts = sorted(sorted(one.places) for one in _fill(by_size, wants, room))
+    return [replace(group, elsewhere=group.elsewhere | (frozenset(rows) - frozenset(part))) for part in parts]
 
 
-def _next_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    bins: list[list[int]] = []
-    used = capacity + 1
-    for index, size in enumerate(sizes):
-        if used + size > capacity:
-            bins.append([])
-            used = 0
-        bins[-1].append(index)
-        used += size
-    return bins
+class _Want(NamedTuple):
+    """What a piece takes in a pass: the prefixes it shares with others, and `own` tokens of its own."""
+
+    path: tuple[Prefix, ...]
+    own: int
 
 
-def _first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return the places of `sizes` in bins; places within a bin, and bins by their first place, in order."""
-    bins: list[list[int]] = []
-    used: list[int] = []
-    for index in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
-        size = sizes[index]
-        fit = next((b for b, full in enumerate(used) if full + size <= capacity), None)
-        if fit is None:
-            bins.append([index])
-            used.append(size)
-        else:
-            bins[fit].append(index)
-            used[fit] += size
-    return sorted(sorted(bin_) for bin_ in bins)
+def _wants(groups: Sequence[Group]) -> dict[int, _Want]:
+    """Return what each group takes by its place; those that share more stand together."""
+    wants = {}
+    for place, path in shared_prefixes([group.prompt for group in groups]).walk():
+        depth = path[-1].stop if path else 0
+        wants[place] = _Want(path, len(groups[place].prompt) - depth + groups[place].computed_tokens)
+    return wants
 
 
-def micro_batch(groups: Sequence[Group], root: int, device: torch.device, dtype: torch.dtype) -> MicroBatch:
+@dataclass(slots=True)
+class _Pass:
+    places: list[int] = field(default_factory=list)
+    prefixes: set[tuple[int, int]] = field(default_factory=set)
+    tokens: int = 0
+
+    def added(self, want: _Want) -> int:
+        """Return by how many tokens the pass would grow."""
+        return want.own + sum(p.stop - p.start for p in want.path if p.key not in self.prefixes)
+
+    def add(self, place: int, want: _Want) -> None:
+        """Take a piece into the pass."""
+        self.tokens += self.added(want)
+        self.prefixes |= {prefix.key for prefix in want.path}
+        self.places.append(place)
+
+
+def _fill(order: Iterable[int], wants: Mapping[int, _Want], budget: int, last_only: bool = False) -> list[_Pass]:
+    """Put pieces into passes, each into the one that grows least among those with room; the first of equals.
+
+    Args:
+        order: places of the pieces.
+        wants: by place.
+        budget: tokens of one pass; a piece over it gets a pass of its own.
+        last_only: look at the newest pass alone.
+    """
+    passes: list[_Pass] = []
+    for place in order:
+        want = wants[place]
+        open_ = passes[-1:] if last_only else passes
+        fits = [one for one in open_ if one.tokens + one.added(want) <= budget]
+        if not fits:
+            fits = [_Pass()]
+            passes += fits
+        min(fits, key=lambda one: one.added(want)).add(place, want)
+    return passes
+
+
+def micro_batch(groups: Sequence[Group], device: torch.device, dtype: torch.dtype) -> MicroBatch:
     """Lay out the computed rollouts of some groups as one tree with their per-token advantages.
 
     Args:
-        groups: their prompts share the first `root` token ids.
         dtype: of advantages and log probabilities.
     """
     rows = [[group.rollouts[i] for i in group.computed] for group in groups]
@@ -207,7 +237,6 @@ def micro_batch(groups: Sequence[Group], root: int, device: torch.device, dtype:
     tree = build_tree(
         [group.prompt for group in groups],
         [[rollout.token_ids for rollout in row] for row in rows],
-        root,
         device,
         None if whole else sampled,
     )

@@ -89,7 +89,7 @@ class StepStats:
 def tree_logprobs(
     causal_lm: Any, tree: TreeBatch, temperatures: Tensor, with_entropy: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Return (M,) log probabilities and entropies (nats) of the completion tokens, in layout order.
+    """Return (M,) log probabilities and entropies (nats) of the completion tokens, branch by branch.
 
     Args:
         causal_lm: a transformers model that uses the tree attention, with a frozen output head without bias.
@@ -185,7 +185,7 @@ def passes(causal_lm: Any, plan: Plan) -> Iterator[MicroBatch]:
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     for part in plan.parts:
         give_back()
-        yield micro_batch(part, plan.root, parameter.device, dtype)
+        yield micro_batch(part, parameter.device, dtype)
 
 
 def check_room(room: Room, causal_lm: Any, batch: MicroBatch, section: TrainSection) -> None:

@@ -108,7 +108,7 @@ def saved_bytes_per_token(causal_lm: Any, forward: Callable[[TreeBatch], Tensor]
     """
     device = causal_lm.device
     half = PROBE_TOKENS // 2
-    tree = build_tree([[1] * half], [[[1] * half]], 0, device)
+    tree = build_tree([[1] * half], [[[1] * half]], device)
     training = causal_lm.training
     causal_lm.eval()
     try:
@@ -185,7 +185,8 @@ def pass_bytes(config: Any, tree: TreeBatch, logits: int, per_token: float, chec
     kept = per_token
     if checkpointing:  # the inputs of all layers in at most float32, and one layer in full
         kept = 4.0 * layers * config.hidden_size + one_layer
-    masks = sum((b.stop - b.start) * (tree.root + b.stop - b.start) for b in tree.branches)
+    lengths = [(region.before, region.own.stop - region.start) for region in tree.regions]
+    masks = sum(own * (before + own) for before, own in lengths)
     scores = 4 * COPIES * logits * int(config.vocab_size)
     # one more layer's worth for the gradients that flow through it
     return int(MARGIN * (tree.tokens * (kept + one_layer) + 4 * masks + scores))

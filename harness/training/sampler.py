@@ -151,7 +151,7 @@ class Sampler:
         pieces = []
         try:
             for prompt, rows in zip(prompts, drawn, strict=True):
-                tree = build_tree([prompt], [[row.token_ids for row in rows]], 0, self.loaded.device)
+                tree = build_tree([prompt], [[row.token_ids for row in rows]], self.loaded.device)
                 count = sum(len(row.token_ids) for row in rows)
                 dtype = torch.promote_types(self.loaded.dtype, torch.float32)
                 temperatures = torch.full((count,), self.temperature, dtype=dtype, device=self.loaded.device)

@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.core.types import FinishReason  # noqa: E402
+from harness.inference import engine as engine_module  # noqa: E402
+from harness.inference import prefixes  # noqa: E402
 from harness.inference.engine import TransformersEngine  # noqa: E402
-from harness.inference.tree import common_prefix  # noqa: E402
 from tests.torch_support import loaded, tiny_llama, with_adapter  # noqa: E402
 from tests.training.reference import naive_logprobs  # noqa: E402
 
@@ -65,6 +66,36 @@ def test_sampling_equals_a_naive_loop_token_by_token():
     assert [[c.token_ids for c in row] for row in results] == expected
 
 
+@pytest.mark.parametrize(("least", "count"), [(1, 2), (256, 1)])
+@pytest.mark.parametrize("few_operations", [True, False])
+def test_prompts_of_two_environments_are_sampled_as_each_alone(few_operations, least, count, monkeypatch):
+    """Two prefixes, a deeper one that two prompts share, and rows that end early, in one call."""
+    monkeypatch.setattr(prefixes, "FAMILY_TOKENS", least)
+    if not few_operations:
+        monkeypatch.setattr(engine_module, "supports", lambda causal_lm: False)
+    model = tiny_llama(torch.float64)
+    first, second = prompts(2, 11, seed=1), prompts(3, 9, seed=2)
+    asked = [first[0], second[0], first[1], second[1], [*second[2][:-1], 9, 9], second[2]]
+    assert len(prefixes.families(asked)) == count
+    expected = [
+        [naive_sample(model, prompt, seed, 8, 1.0, set(range(70, 90))) for seed in row]
+        for prompt, row in zip(asked, seeds(6, 3), strict=True)
+    ]
+    for rows in (64, 6):
+        engine = TransformersEngine(loaded(model, eos=range(70, 90)), max_rows=rows)
+        assert [[c.token_ids for c in row] for row in engine.generate(asked, 3, 8, 1.0, seeds(6, 3))] == expected
+    assert len({len(row) for group in expected for row in group}) > 2
+
+
+def test_every_shared_token_of_a_call_is_computed_once(monkeypatch):
+    model = tiny_llama()
+    first, second = prompts(2, 11, seed=1), prompts(2, 9, seed=2)
+    asked, computed = [first[0], second[0], first[1], second[1]], []
+    model.get_decoder().layers[0].register_forward_pre_hook(lambda _, args: computed.append(args[0].shape[1]))
+    TransformersEngine(loaded(model, eos=())).generate(asked, 2, 3, 1.0, seeds(4, 2))
+    assert computed[0] == 11 + 2 + 3 + 9 + 2 + 3
+
+
 def test_rows_do_not_depend_on_what_they_are_batched_with():
     model = tiny_llama(torch.float64)
     asked = prompts(count=7)
@@ -111,7 +142,6 @@ def test_one_prompt_and_prefix_prompts():
     engine = TransformersEngine(loaded(model))
     assert len(engine.generate([[3, 4]], 2, 3, 1.0, [[1, 2]])[0]) == 2
     # one prompt is a prefix of the other: each keeps at least one token of its own
-    assert common_prefix([[1, 2, 3], [1, 2, 3, 4]]) == 2
     assert len(engine.generate([[3, 4, 5], [3, 4, 5, 6]], 1, 3, 1.0, [[1], [2]])) == 2
     assert engine.generate([], 1, 3, 1.0, []) == []
 

@@ -23,7 +23,7 @@ from harness.inference.lora import (  # noqa: E402
     save_adapter,
     trainable,
 )
-from harness.inference.tree import ATTENTION, build_tree, common_prefix  # noqa: E402
+from harness.inference.tree import ATTENTION, build_tree  # noqa: E402
 from harness.training.policy import tree_logprobs  # noqa: E402
 from tests.torch_support import loaded, tiny_afmoe, tiny_llama, tiny_qwen, with_adapter  # noqa: E402
 from tests.training.reference import (  # noqa: E402
@@ -124,7 +124,7 @@ def test_item_23_tree_and_plain_pass_agree_in_every_family(family):
         )
         base.set_attn_implementation(ATTENTION)
         ids = [[r.completion.token_ids for r in g.rollouts] for g in rows]
-        tree = build_tree(PROMPTS, ids, common_prefix(PROMPTS), torch.device("cpu"))
+        tree = build_tree(PROMPTS, ids, torch.device("cpu"))
         with torch.no_grad():
             found, _ = tree_logprobs(base, tree, torch.ones(len(expected)))
         assert (found - expected).abs().max() <= 1e-4
@@ -153,7 +153,7 @@ def test_item_23_the_router_is_frozen_and_sees_the_same_in_both_passes():
         model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False)
         alone, seen[:] = list(seen), []
         model.set_attn_implementation(ATTENTION)
-        tree = build_tree([prompt], [[completion, [8, 8, 8]]], 0, torch.device("cpu"))
+        tree = build_tree([prompt], [[completion, [8, 8, 8]]], torch.device("cpu"))
         tree_logprobs(model, tree, torch.ones(7))
     length = len(prompt) + len(completion)
     assert len(alone) == len(seen) == 3

@@ -30,6 +30,18 @@ def layout(root):
     return branches, len(owner), seen
 
 
+def spans(root, branches):
+    """Return where every run of tokens starts and stops, and where what sees it ends."""
+    found = [(0, root, branches[-1][0] + branches[-1][1] + sum(branches[-1][2]))]
+    for start, suffix, completions in branches:
+        place = start + suffix
+        found.append((start, place, place + sum(completions)))
+        for length in completions:
+            found.append((place, place + length, place + length))
+            place += length
+    return found
+
+
 @pytest.mark.parametrize("root", [0, 37])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 def test_parts_equal_the_masked_square(root, dtype, bound):
@@ -42,7 +54,7 @@ def test_parts_equal_the_masked_square(root, dtype, bound):
     whole = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=0.3)
     whole.backward(upstream.double())
     query, key, value = tensors
-    parted = parted_attention(query, key, value, tree_parts(root, total, branches), 0.3)
+    parted = parted_attention(query, key, value, tree_parts(spans(root, branches)), 0.3)
     parted.backward(upstream)
     assert parted.dtype == dtype
     assert (parted.double() - whole).abs().max() < bound
@@ -53,7 +65,7 @@ def test_parts_equal_the_masked_square(root, dtype, bound):
 def test_parts_cover_each_visible_pair_once():
     branches, total, seen = layout(5)
     count = torch.zeros(total, total, dtype=torch.int)
-    for query, key, causal in tree_parts(5, total, branches):
+    for query, key, causal in tree_parts(spans(5, branches)):
         block = torch.ones(query.stop - query.start, key.stop - key.start, dtype=torch.int)
         count[query, key] += block.tril() if causal else block
     assert torch.equal(count, seen.int())
@@ -63,7 +75,7 @@ def test_a_missing_part_is_noticed():
     """Guards the comparison itself."""
     torch.manual_seed(0)
     branches, total, _ = layout(0)
-    parts = tree_parts(0, total, branches)
+    parts = tree_parts(spans(0, branches))
     query, key, value = (torch.randn(1, 1, total, 8) for _ in range(3))
     without = [part for part in parts if part != next(p for p in parts if not p.causal)]
     assert any(isinstance(part, Part) for part in without)

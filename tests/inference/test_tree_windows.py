@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from harness.inference import tree  # noqa: E402
+from harness.inference import prefixes, tree  # noqa: E402
 from harness.inference.engine import TransformersEngine  # noqa: E402
 from harness.inference.tree import ATTENTION, build_tree  # noqa: E402
 from harness.training.policy import tree_logprobs  # noqa: E402
@@ -50,9 +50,18 @@ def case(shared=12):
     return prompts, rows
 
 
-def in_the_tree(model, prompts, rows, root):
+def two_prefixes():
+    """Return prompts of two environments in turn, with a deeper prefix that two of them share, and completions."""
+    source = random.Random(6)
+    common, first, second, more = ([source.randrange(10, 128) for _ in range(n)] for n in (2, 14, 9, 4))
+    tails = [[*first, 10, 11], [*second, 12], [*first, 13], [*second, *more, 14], [*second, *more, 15, 16]]
+    rows = [[[source.randrange(10, 128) for _ in range(n)] for n in (9, 1, 6)] for _ in tails]
+    return [common + tail for tail in tails], rows
+
+
+def in_the_tree(model, prompts, rows):
     model.set_attn_implementation(ATTENTION)
-    flat = build_tree(prompts, rows, root, torch.device("cpu"))
+    flat = build_tree(prompts, rows, torch.device("cpu"))
     ones = torch.ones(len(flat.target_ids()), dtype=torch.float64)
     return tree_logprobs(model, flat, ones)[0]
 
@@ -62,13 +71,13 @@ def one_by_one(model, prompts, rows):
     return torch.cat([naive_logprobs(model, prompt, row) for prompt, row in pairs])
 
 
-@pytest.mark.parametrize("shared", [0, 12])
+@pytest.mark.parametrize("shared", [0, 12, None])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_tree_pass_equals_each_sequence_alone(window, shared):
     model = windowed(window)
-    prompts, rows = case(shared)
+    prompts, rows = two_prefixes() if shared is None else case(shared)
     expected = one_by_one(model, prompts, rows)
-    assert (in_the_tree(model, prompts, rows, shared) - expected).abs().max() < 1e-6
+    assert (in_the_tree(model, prompts, rows) - expected).abs().max() < 1e-6
 
 
 def test_a_window_by_place_in_the_layout_is_noticed(monkeypatch):
@@ -76,7 +85,7 @@ def test_a_window_by_place_in_the_layout_is_noticed(monkeypatch):
     model = windowed(13)
     prompts, rows = case()
     expected = one_by_one(model, prompts, rows)
-    places = build_tree(prompts, rows, 12, torch.device("cpu"))
+    places = build_tree(prompts, rows, torch.device("cpu"))
     real = tree.TreeBatch.bias
 
     def by_place(self, place, window, dtype):
@@ -87,15 +96,18 @@ def test_a_window_by_place_in_the_layout_is_noticed(monkeypatch):
             self.position_ids = kept
 
     monkeypatch.setattr(tree.TreeBatch, "bias", by_place)
-    assert (in_the_tree(model, prompts, rows, 12) - expected).abs().max() > 1e-3
+    assert (in_the_tree(model, prompts, rows) - expected).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("least", [256, 1])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_sampling_sees_the_same_window(window):
+def test_sampling_sees_the_same_window(window, least, monkeypatch):
+    monkeypatch.setattr(prefixes, "FAMILY_TOKENS", least)
     model = windowed(window)
-    prompts, _ = case()
+    prompts, _ = case() if least > 1 else two_prefixes()
+    assert len(prefixes.families(prompts)) == (1 if least > 1 else 2)
     engine = TransformersEngine(loaded(model, eos=(2, 5, 77, 90)))
-    results = engine.generate(prompts, 4, 16, 0.9, [[10 * i + j for j in range(4)] for i in range(3)])
+    results = engine.generate(prompts, 4, 16, 0.9, [[10 * i + j for j in range(4)] for i in range(len(prompts))])
     assert len({len(completion.token_ids) for row in results for completion in row}) > 2  # tasks left the batch
     for prompt, row in zip(prompts, results, strict=True):
         for completion in row:

@@ -238,14 +238,14 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update():
 def test_groups_are_split_in_order_within_the_budget():
     groups = [random_group(f"t{i}", [1] * 10 + [i], [5, 5], [0.5, -0.5], 128, i) for i in range(5)]
     # beyond a root of 10 each group adds 1 + 10 tokens: two fit into 32, three into 43
-    assert [[g.rollouts[0].group for g in part] for part in split_groups(groups, 10, 32)] == [
+    assert [[g.rollouts[0].group for g in part] for part in split_groups(groups, 32)] == [
         ["t0", "t1"],
         ["t2", "t3"],
         ["t4"],
     ]
-    assert [len(part) for part in split_groups(groups, 10, 43)] == [3, 2]
+    assert [len(part) for part in split_groups(groups, 43)] == [3, 2]
     # a group over the budget is spread by rollouts
-    assert [len(part) for part in split_groups(groups, 10, 1)] == [1] * 10
+    assert [len(part) for part in split_groups(groups, 1)] == [1] * 10
 
 
 def test_an_empty_completion_takes_no_part():

@@ -12,7 +12,7 @@ from harness.config.schema import TrainSection  # noqa: E402
 from harness.core.types import FinishReason, Segment  # noqa: E402
 from harness.inference.engine import TransformersEngine  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
-from harness.inference.tree import ATTENTION, common_prefix  # noqa: E402
+from harness.inference.tree import ATTENTION  # noqa: E402
 from harness.rollouts.collect import Sampling, collect  # noqa: E402
 from harness.training.batches import Group, micro_batch, split_groups  # noqa: E402
 from harness.training.grouping import make_group  # noqa: E402
@@ -81,12 +81,12 @@ def padded(causal_lm, episodes, left):
     return found
 
 
-def in_trees(causal_lm, parts, root):
+def in_trees(causal_lm, parts):
     """Return the trainer's logprobs by rollout."""
     causal_lm.set_attn_implementation(ATTENTION)
     found = {}
     for part in parts:
-        batch = micro_batch(part, root, CPU, torch.float32)
+        batch = micro_batch(part, CPU, torch.float32)
         with torch.no_grad():
             flat = tree_logprobs(causal_lm, batch.tree, batch.temperatures)[0]
         rows = [group.rollouts[i] for group in part for i in group.computed]
@@ -107,10 +107,9 @@ def test_the_episodes_are_worth_testing():
 @pytest.mark.parametrize("budget", [100_000, 600, 1])
 def test_trainer_and_sampler_agree_over_four_turns_packed_or_not(budget):
     base, own = model(torch.float32).get_base_model(), groups(torch.float32)
-    root = common_prefix([group.prompt for group in own])
-    parts = split_groups(own, root, budget)
+    parts = split_groups(own, budget)
     assert len(parts) == {100_000: 1, 1: 9}.get(budget, len(parts)) and (budget != 600 or 1 < len(parts) < 9)
-    found = in_trees(base, parts, root)
+    found = in_trees(base, parts)
     gaps = [float((found[r.group, r.index] - reported(r)).abs().max()) for r in rollouts(torch.float32)]
     assert max(gaps) <= 1e-4
 
@@ -123,7 +122,7 @@ def test_item_14_padding_changes_nothing_where_positions_are_given(left):
         assert (found - reported(rollout)).abs().max() <= 1e-4
         assert (alone(base, rollout).detach() - reported(rollout)).abs().max() <= 1e-4
     own = groups(torch.float32)
-    batch = micro_batch(own, 0, CPU, torch.float32)
+    batch = micro_batch(own, CPU, torch.float32)
     assert batch.tree.tokens == sum(len(g.prompt) + sum(len(r.token_ids) for r in g.rollouts) for g in own)
 
 
@@ -167,7 +166,7 @@ def test_training_on_the_environments_text_would_be_noticed():
 
 def test_only_what_the_model_wrote_is_trained():
     own = groups(torch.float32)
-    batch = micro_batch(own, 0, CPU, torch.float32)
+    batch = micro_batch(own, CPU, torch.float32)
     played = rollouts(torch.float32)
     written = [token for rollout in played for token in rollout.completion.token_ids]
     assert batch.tree.target_ids().tolist() == written
@@ -180,7 +179,7 @@ def test_only_what_the_model_wrote_is_trained():
 def test_item_11_the_end_of_a_turn_is_trained_and_the_template_s_is_not():
     """Masks go by position: an id that also pads or ends is trained where the model wrote it (TRL#6357)."""
     own = groups(torch.float32)
-    batch = micro_batch(own, 0, CPU, torch.float32)
+    batch = micro_batch(own, CPU, torch.float32)
     places = {int(place) + 1 for place in batch.tree.prediction_index()}
     targets = batch.tree.target_ids().tolist()
     for rollout in rollouts(torch.float32):
@@ -197,7 +196,7 @@ def test_item_11_the_end_of_a_turn_is_trained_and_the_template_s_is_not():
 def test_item_15_the_first_token_of_a_reply_is_predicted_from_its_own_episode():
     """Nothing is predicted across episodes that lie side by side (TRL#5854)."""
     own = groups(torch.float32)
-    batch = micro_batch(own, 0, CPU, torch.float32)
+    batch = micro_batch(own, CPU, torch.float32)
     sources = batch.tree.prediction_index().tolist()
     firsts = iter(sources[sum(batch.lengths[:i])] for i in range(len(batch.lengths)))
     for group, branch in zip(own, batch.tree.branches, strict=True):
@@ -230,7 +229,7 @@ def test_item_05_an_episode_counts_once_however_many_turns_it_had():
     group = make_group(scored, "mean", False, 1.0)
     assert len({rollout.turns for rollout in scored}) > 1
     assert group.advantages == pytest.approx((0.5, 0.0, -0.5))
-    batch = micro_batch([group], 0, CPU, torch.float32)
+    batch = micro_batch([group], CPU, torch.float32)
     pieces = batch.advantages.split(list(batch.lengths))
     assert [piece.unique().tolist() for piece in pieces] == [[0.5], [0.0], [-0.5]]
 
@@ -264,10 +263,10 @@ def test_embedded_model_four_turns():
     sampling, seeds = Sampling(48, TEMPERATURE, 1024, TURNS), [[1, 2, 3], [4, 5, 6]]
     played = collect(engine, own.tokenizer, own.eos_ids, env, env.tasks("train")[:2], 3, sampling, seeds)
     parts = [Group(tuple(played[i : i + 3]), (0.5, -0.25, -0.25), TEMPERATURE) for i in (0, 3)]
-    base, root = wrapped.get_base_model(), common_prefix([part.prompt for part in parts])
+    base = wrapped.get_base_model()
     gaps: dict[int | str, float] = {}
     for budget in (100_000, 1):
-        found = in_trees(base, split_groups(parts, root, budget), root)
+        found = in_trees(base, split_groups(parts, budget))
         gaps[budget] = max(float((found[r.group, r.index] - reported(r)).abs().max()) for r in played)
     gaps["alone"] = max(float((alone(base, r).detach() - reported(r)).abs().max()) for r in played)
     print(f"turns {[r.turns for r in played]}, largest gap in nats: {gaps}")

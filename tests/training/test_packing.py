@@ -13,7 +13,6 @@ from hypothesis import strategies as st  # noqa: E402
 
 from harness.config.schema import TrainSection  # noqa: E402
 from harness.inference.lora import trainable  # noqa: E402
-from harness.training import batches  # noqa: E402
 from harness.training.batches import Group, micro_batch, plan_passes, split_groups, without_idle_rows  # noqa: E402
 from harness.training.policy import StepStats, accumulate_gradient  # noqa: E402
 from tests.torch_support import tiny_llama, with_adapter  # noqa: E402
@@ -39,23 +38,35 @@ def rows(part):
 
 
 def tokens(part):
-    return ROOT + sum(group.computed_tokens(ROOT) for group in part)
+    """Count the tokens of a pass one by one: a token of a prompt is its place behind what comes before it."""
+    inner = {group.prompt[:end] for group in part for end in range(1, len(group.prompt))}
+    return len(inner) + sum(1 + sum(len(group.rollouts[i].token_ids) for i in group.computed) for group in part)
+
+
+def next_fit(groups, budget):
+    """Return the passes of groups in order, each with as many as fit."""
+    parts = []
+    for group in groups:
+        if not parts or tokens([*parts[-1], group]) > budget:
+            parts.append([])
+        parts[-1].append(group)
+    return parts
 
 
 @settings(deadline=None, max_examples=150)
 @given(CASES, st.integers(1, 150))
 def test_every_rollout_is_computed_once_within_the_budget(cases, budget):
     groups = made(cases)
-    parts = split_groups(groups, ROOT, budget)
+    parts = split_groups(groups, budget)
     computed = [row for part in parts for row in rows(part)]
     written = [(r.group, r.index) for g in groups for r in g.rollouts if r.token_ids]
     assert sorted(computed) == sorted(written)
     for part in parts:
         assert tokens(part) <= budget or len(rows(part)) <= 1
-        flat = micro_batch(part, ROOT, torch.device("cpu"), torch.float32)
+        flat = micro_batch(part, torch.device("cpu"), torch.float32)
         assert flat.tree.tokens == tokens(part)
         assert sum(flat.lengths) == len(flat.advantages) == len(flat.tree.target_ids())
-    assert split_groups(groups, ROOT, budget) == parts
+    assert split_groups(groups, budget) == parts
     # groups count in the denominators as they are, wherever their rollouts are computed
     assert all(sum(len(r.token_ids) for r in g.rollouts) == g.completion_tokens for part in parts for g in part)
 
@@ -63,27 +74,27 @@ def test_every_rollout_is_computed_once_within_the_budget(cases, budget):
 @settings(deadline=None, max_examples=150)
 @given(CASES, st.integers(40, 150))
 def test_never_more_passes_than_in_order(cases, budget):
-    groups = [group for group in made(cases) if ROOT + group.computed_tokens(ROOT) <= budget]
-    sizes = [group.computed_tokens(ROOT) for group in groups]
-    in_order = batches._next_fit(sizes, budget - ROOT)
-    parts = split_groups(groups, ROOT, budget)
+    groups = [group for group in made(cases) if tokens([group]) <= budget]
+    in_order = next_fit(groups, budget)
+    parts = split_groups(groups, budget)
     assert len(parts) <= len(in_order)
     if len(parts) == len(in_order):  # then the split is the one in order, and rounding stays what it was
-        assert [[id(g) for g in part] for part in parts] == [[id(groups[i]) for i in bin_] for bin_ in in_order]
+        computed = [sum(map(tokens, passes)) for passes in (parts, in_order)]
+        assert computed[0] < computed[1] or parts == in_order
 
 
 def test_long_and_short_groups_share_passes():
     groups = made([(1, [29]), (1, [9]), (1, [29]), (1, [9]), (1, [29]), (1, [9])])
-    assert len(batches._next_fit([g.computed_tokens(ROOT) for g in groups], 60)) == 3
-    names = [[group.rollouts[0].group for group in part] for part in split_groups(groups, ROOT, ROOT + 60)]
+    assert len(next_fit(groups, ROOT + 60)) == 3
+    names = [[group.rollouts[0].group for group in part] for part in split_groups(groups, ROOT + 60)]
     assert names == [["t0", "t2"], ["t1", "t3", "t4", "t5"]]
 
 
 def test_everything_that_fits_is_one_pass_in_order():
     groups = made([(2, [3, 1]), (4, [9]), (1, [2, 2, 2])])
-    (part,) = split_groups(groups, ROOT, tokens(groups))
+    (part,) = split_groups(groups, tokens(groups))
     assert part == groups and all(one is other for one, other in zip(part, groups, strict=True))
-    assert len(split_groups(groups, ROOT, tokens(groups) - 1)) == 2
+    assert len(split_groups(groups, tokens(groups) - 1)) == 2
 
 
 def gradient(wrapped, groups, **changes):
@@ -157,6 +168,6 @@ def test_an_empty_rollout_is_in_no_pass_however_small_the_budget():
 def test_a_rollout_outside_the_loss_is_in_no_pass():
     group = uneven()[0]
     masked = Group(group.rollouts, group.advantages, 1.0, outside=frozenset({1, 4}))
-    parts = split_groups([masked], ROOT, 30)
+    parts = split_groups([masked], 30)
     assert sorted(row for part in parts for _, row in rows(part)) == [0, 2, 3]
     assert masked.completion_tokens == 9 + 4 + 12

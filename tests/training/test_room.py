@@ -185,7 +185,7 @@ def test_the_bytes_of_a_token_are_those_autograd_keeps():
 
 def test_a_pass_takes_more_with_more_tokens_and_less_with_checkpointing():
     config = tiny_llama().config
-    small, large = (build_tree([[7] * 5 + [1]], [[[2] * n] * 3], 5, torch.device("cpu")) for n in (50, 100))
+    small, large = (build_tree([[7] * 5 + [1]], [[[2] * n] * 3], torch.device("cpu")) for n in (50, 100))
     plain = [pass_bytes(config, tree, 64, 10_000.0, False) for tree in (small, large)]
     assert plain[1] > 1.8 * plain[0]
     assert pass_bytes(config, large, 64, 10_000.0, True) < 0.7 * plain[1]

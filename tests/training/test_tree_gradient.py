@@ -68,13 +68,40 @@ def test_prompts_that_share_nothing_work_too():
     assert relative_difference(tree_gradient(wrapped, groups), naive) < 1e-6
 
 
+def two_environments(vocabulary=128, seed=5):
+    """Return groups of two environments in turn; two of the second share more than their environment's prefix."""
+    source = random.Random(seed)
+    common, first, second, more = ([source.randrange(10, vocabulary) for _ in range(n)] for n in (2, 14, 9, 4))
+    prompts = [[*first, 10, 11], [*second, 12], [*first, 13], [*second, *more, 14], [*second, *more, 15, 16]]
+    rows = zip(prompts, ([3, 8], [5, 1], [9], [2, 2, 6], [4]), strict=True)
+    return [
+        random_group(f"t{i}", common + prompt, lengths, [0.5, -0.25, 1.0][: len(lengths)], vocabulary, seed + i)
+        for i, (prompt, lengths) in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+@pytest.mark.parametrize(("budget", "tokens"), [(1000, 76), (50, 78)])
+def test_prompts_of_two_environments_share_both_prefixes(budget, tokens, dtype, bound):
+    """2 + 14 + 2 + 1 tokens of prompts of the first, 9 + 1 + 4 + 1 + 2 of the second, 40 behind them; 2 twice."""
+    wrapped = with_adapter(tiny_llama(dtype))
+    groups, stats = two_environments(), StepStats()
+    base, parameters = wrapped.get_base_model(), trainable(wrapped)
+    naive = naive_gradient(base, parameters, groups)
+    for parameter in parameters.values():
+        parameter.grad = None
+    accumulate_gradient(base, groups, TrainSection(entropy_beta=0.0, microbatch_tokens=budget), stats)
+    assert stats.computed_tokens == tokens
+    assert relative_difference({name: parameter.grad for name, parameter in parameters.items()}, naive) < bound
+
+
 def test_a_wrong_mask_is_noticed(monkeypatch):
     """Guards the test itself: letting siblings see each other must break the equality."""
     wrapped = with_adapter(tiny_llama(torch.float64))
-    groups = some_groups()
+    groups = two_environments()
 
-    def blind(root, total, branches):
-        return [Part(slice(0, total), slice(0, total), True)]
+    def blind(spans):
+        return [Part(slice(0, spans[-1][1]), slice(0, spans[-1][1]), True)]
 
     monkeypatch.setattr(tree, "tree_parts", blind)
     broken = tree_gradient(wrapped, groups)
