@@ -114,7 +114,9 @@ def launch(
         check_possible(plan.config)
     device = pick_device(plan.config.model.device)
     lock = cache_dir() / "locks" / f"{device.type}.lock"
-    with file_lock(lock, wait_s=WAIT_FOREVER_S if wait else 0, what=f"the device {device.type}:"):
+    waiting = {"phase": "wait", "message": f"another run has the device {device.type}; this one starts after it"}
+    patience, what = WAIT_FOREVER_S if wait else 0, f"the device {device.type}:"
+    with file_lock(lock, wait_s=patience, what=what, on_wait=lambda: on_progress(waiting)):
         ledger, facts, resumed_from = _prepare(program, plan, resume)
         # A signal between `started` and the block that records how the attempt ends would leave it open for ever.
         with held_signals() as let_signals_through:

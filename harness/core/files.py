@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from harness.core.errors import BusyError, InfraError
@@ -69,7 +69,9 @@ def disk_hint(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def file_lock(path: Path, *, wait_s: float = 30.0, what: str = "lock") -> Iterator[int]:
+def file_lock(
+    path: Path, *, wait_s: float = 30.0, what: str = "lock", on_wait: Callable[[], None] | None = None
+) -> Iterator[int]:
     """Hold an exclusive `flock` on `path` (created when absent); yields its descriptor.
 
     flock belongs to the open file, so the kernel releases it when the holder dies, and a
@@ -79,6 +81,7 @@ def file_lock(path: Path, *, wait_s: float = 30.0, what: str = "lock") -> Iterat
         path: the file to lock; never deleted.
         wait_s: how long to wait in seconds; 0 gives up at once.
         what: the noun for the message.
+        on_wait: called once when somebody else holds the lock and the wait begins.
 
     Raises:
         BusyError: when the lock is still held after `wait_s`.
@@ -97,6 +100,9 @@ def file_lock(path: Path, *, wait_s: float = 30.0, what: str = "lock") -> Iterat
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise BusyError(f"{what} {path.name} is held by another process", "try again later") from None
+                if on_wait:
+                    on_wait()
+                    on_wait = None
                 time.sleep(0.005)
         yield descriptor
     finally:

@@ -49,6 +49,18 @@ def test_a_folder_or_a_device_is_not_replaced(tmp_path):
             atomic_write(tmp_path / path, "x")
 
 
+def test_who_waits_for_a_lock_is_told_once(tmp_path):
+    told: list[int] = []
+    with (
+        file_lock(tmp_path / "lock"),
+        pytest.raises(BusyError),
+        file_lock(tmp_path / "lock", wait_s=0.05, on_wait=lambda: told.append(1)),
+    ):
+        pass
+    with file_lock(tmp_path / "lock", on_wait=lambda: told.append(2)):
+        assert told == [1]
+
+
 def test_a_lock_is_waited_for_only_so_long_and_freed_with_its_holder(tmp_path):
     with file_lock(tmp_path / "lock"), pytest.raises(BusyError), file_lock(tmp_path / "lock", wait_s=0):
         pass
