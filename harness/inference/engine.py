@@ -147,7 +147,7 @@ class TransformersEngine:
         done = torch.zeros(total, dtype=torch.bool)
         eos = torch.tensor(sorted(self.loaded.eos_ids))
         for step in range(max_tokens):
-            tokens, logprobs = _sample(logits, uniforms[active, step], temperature)
+            tokens, logprobs = self._draw(logits, uniforms[active, step], temperature)
             for row, token, logprob in zip(active.tolist(), tokens.tolist(), logprobs.tolist(), strict=True):
                 if not done[row]:
                     rows.tokens[row].append(token)
@@ -172,6 +172,9 @@ class TransformersEngine:
             state.length += 1
             logits = self._logits(hidden)
         return rows
+
+    def _draw(self, logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        return _sample(logits, uniforms, temperature)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.causal_lm.get_output_embeddings()
