@@ -73,9 +73,10 @@ class TransformersEngine:
         per_call = max(1, self.max_rows // n)
         results: list[list[Completion]] = []
         # in bfloat16 a merged weight rounds the adapter away, so there it stays beside the weight
-        merge = self.adapted is not None and self.loaded.dtype is not torch.bfloat16
+        resident = self.loaded.resident
+        merge = self.adapted is not None and resident and self.loaded.dtype is not torch.bfloat16
         with merged_adapter(self.adapted) if merge else nullcontext():
-            self._decoder = Decoder(self.causal_lm) if supports(self.causal_lm) else None
+            self._decoder = Decoder(self.causal_lm) if resident and supports(self.causal_lm) else None
             try:
                 for start in range(0, len(prompts), per_call):
                     chunk = slice(start, start + per_call)
