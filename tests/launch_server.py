@@ -59,10 +59,10 @@ def signal_place(at):
     from harness.backends import local
     from harness.ledger.store import Ledger
     from harness.rollouts import collect
-    from harness.training import checkpoints, loop, warmup
+    from harness.training import checkpoints, crew, warmup
 
     return {
-        "step": (loop, "update_policy", False),
+        "step": (crew, "update_policy", False),
         "load": (local, "load_model", True),
         "eval": (collect, "score_episode", False),
         "checkpoint": (checkpoints, "save_file", True),  # the tensors are there, the manifest is not
@@ -92,14 +92,14 @@ def raise_error(message, call, at="step"):
 
 
 def pause_in_step(call, folder):
-    from harness.training import loop
+    from harness.training import crew
 
     def pause():
         (Path(folder) / "paused").touch()
         while not (Path(folder) / "go").exists():
             time.sleep(0.02)
 
-    nth_call(loop, "update_policy", call, pause)
+    nth_call(crew, "update_policy", call, pause)
 
 
 def limit_file_size(at, call, limit, restore):

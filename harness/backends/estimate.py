@@ -1,7 +1,7 @@
 """Time and memory of a run from shapes alone, before any weight is loaded.
 
-The arithmetic is pure; `estimate_launch` gathers its inputs: the model's config.json, the prompts of
-the environments, and the speed of one matrix product on the device. Expect the right order of
+The arithmetic is pure; `estimate_launch` gathers its inputs: the model's config.json, what `inference.memory` counts of
+it, the prompts of the environments, and the speed of one matrix product on the device. Expect the right order of
 magnitude (a factor of two), not minutes.
 """
 
@@ -19,8 +19,11 @@ from typing import Any
 from harness.config.schema import ModelSection, RunConfig
 from harness.core.errors import ConfigError
 from harness.envs.registry import load_environment
+from harness.inference.memory import Footprint, footprint
+from harness.inference.memory import Workload as Pass
 from harness.inference.models import config_folder, pick_device, pick_dtype, set_threads
 from harness.program import Context
+from harness.training.parts import trainer
 
 CHARACTERS_PER_TOKEN = 3.6
 """English prose with names, over the tokenizers of small open models."""
@@ -155,8 +158,8 @@ class Estimate:
     disk_bytes: int
 
 
-def estimate(shape: ModelShape, work: Workload, flops_per_s: float, bytes_per_weight: int) -> Estimate:
-    """Return time and memory of a run.
+def estimate(shape: ModelShape, work: Workload, flops_per_s: float, memory: int, processes: int = 1) -> Estimate:
+    """Return time and memory of a run; several processes share the work evenly.
 
     Forward costs 2 operations per weight and token; the backward pass to adapters only needs the
     gradient of the inputs, 2 more (Kaplan et al. 2020, arXiv 2001.08361, table 1, without weight gradients).
@@ -165,7 +168,8 @@ def estimate(shape: ModelShape, work: Workload, flops_per_s: float, bytes_per_we
         shape: the model.
         work: tokens and counts.
         flops_per_s: speed of a large matrix product on the device in the dtype used.
-        bytes_per_weight: of the dtype.
+        memory: bytes at the peak.
+        processes: of the run, each as fast.
     """
     weights = shape.multiplied
     group = work.prompt_tokens + work.group_size * work.completion_tokens
@@ -181,24 +185,35 @@ def estimate(shape: ModelShape, work: Workload, flops_per_s: float, bytes_per_we
     return Estimate(
         parameters=shape.parameters,
         adapter_parameters=adapters,
-        step_s=step,
-        eval_s=eval_once,
-        total_s=work.steps * step + work.evals * eval_once,
-        memory_bytes=_memory(shape, work, group, adapters, bytes_per_weight),
+        step_s=step / processes,
+        eval_s=eval_once / processes,
+        total_s=(work.steps * step + work.evals * eval_once) / processes,
+        memory_bytes=memory,
         disk_bytes=int(adapters * 4 * (3 * 2 + work.evals)),
     )
 
 
-def _memory(shape: ModelShape, work: Workload, group: int, adapters: int, bytes_per_weight: int) -> int:
-    """Return peak bytes: weights, adapters with gradient and two moments, activations of one micro-batch, logits."""
+def memory_bytes(found: Footprint, work: Workload, device: str, processes: int = 1) -> int:
+    """Return the bytes of a run at its peak: of each GPU, or of all processes of a processor together.
+
+    Args:
+        found: what one pass over one group needs (`one_group`).
+        work: tokens of the run; a pass takes as many groups as its budget allows.
+        device: kind of the device; on a processor blocks at rest are in the same memory.
+        processes: of the run.
+    """
+    group = work.prompt_tokens + work.group_size * work.completion_tokens
     whole = work.shared_tokens + work.tasks_per_step * group
-    tokens = max(work.shared_tokens + group, min(work.microbatch_tokens, whole))
-    per_token = (14 * shape.hidden + 4 * shape.intermediate + 2 * shape.heads * shape.head_dim) * bytes_per_weight
-    scored = (tokens - work.shared_tokens) * work.group_size * work.completion_tokens // group
-    logits = scored * shape.vocabulary * 4 * 2
-    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * whole * bytes_per_weight
-    training = shape.layers * tokens * per_token + logits
-    return int(shape.parameters * bytes_per_weight + adapters * 16 + max(training, cache) + RUNTIME_BYTES)
+    share = max(work.shared_tokens + group, min(work.microbatch_tokens, whole)) / (work.shared_tokens + group)
+    training = found.copy_bytes + (found.activation_bytes - found.copy_bytes) * share + found.logit_bytes
+    sampling = found.cache_bytes * whole / (work.shared_tokens + group)
+    once = found.weight_bytes + found.adapter_bytes + max(training, sampling) + RUNTIME_BYTES
+    return int((once + found.host_bytes) * processes if device == "cpu" else once)
+
+
+def one_group(work: Workload) -> Pass:
+    """Return the pass over one group that memory is counted for."""
+    return Pass(work.shared_tokens + work.prompt_tokens, work.completion_tokens, work.group_size)
 
 
 def workload(config: RunConfig, context: Context) -> Workload:
@@ -281,14 +296,18 @@ def measure_flops(device: Any, dtype: Any, size: int = 1024, seconds: float = 0.
 
 def estimate_launch(config: RunConfig, context: Context) -> dict[str, Any]:
     """Return the estimate of a run on this machine, with what it rests on, as a JSON object."""
-    import torch
 
     shape = model_shape(config.model)
     device = pick_device(config.model.device)
     dtype = pick_dtype(config.model.dtype, device)
     set_threads(config.backend.threads)
     work = workload(config, context)
+    folder = config_folder(config.model.name, config.model.revision)
+    found = footprint(folder, config.lora, dtype, one_group(work), trainer(), config.model.load)
+    processes = config.backend.processes
+    memory = memory_bytes(found, work, device.type, processes)
+    # threads of a processor are shared among processes, so they are no faster together
     speed = measure_flops(device, dtype)
-    found = estimate(shape, work, speed, torch.empty(0, dtype=dtype).element_size())
+    result = estimate(shape, work, speed, memory, 1 if device.type == "cpu" else processes)
     machine = {"device": str(device), "dtype": str(dtype).removeprefix("torch."), "gflops": speed / 1e9}
-    return {"estimate": asdict(found), "model": asdict(shape), "workload": asdict(work), "machine": machine}
+    return {"estimate": asdict(result), "model": asdict(shape), "workload": asdict(work), "machine": machine}

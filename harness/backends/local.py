@@ -17,6 +17,7 @@ import torch
 from harness.backends.aside import set_aside
 from harness.backends.capture import capture_environment
 from harness.backends.launch import Launch, prepare_launch
+from harness.backends.processes import check_seat, hello, joined, threads_each
 from harness.config.load import learning_sha, resolved
 from harness.config.schema import RunConfig
 from harness.core.canonical import sha256_file
@@ -46,8 +47,10 @@ from harness.program.documents import Context
 from harness.program.prompts import prompt_sha, run_prompts
 from harness.rollouts.collect import Engine, Sampling
 from harness.training.checkpoints import Numerics, checkpoint_steps, read_manifest
+from harness.training.crew import Site, eval_site, training_site
 from harness.training.draws import TrainingEnv
 from harness.training.loop import Trainer
+from harness.training.ranks import ALONE, LostProcessError, Ranks
 from harness.training.sampler import FOLDER as SAMPLER
 from harness.training.tasks import TaskStream
 from harness.training.warmup import choose_demonstrations, read_summary, without
@@ -67,6 +70,7 @@ class Attempt:
         trainer: once everything is loaded; knows how far the attempt came, however it ends.
         tokens_before: tokens that the attempts before it had sampled up to that checkpoint.
         anyway: train although the preflight says that nothing can be learned.
+        ranks: the processes of the run, once they have met.
     """
 
     program: Program
@@ -80,6 +84,7 @@ class Attempt:
     trainer: Trainer | None = None
     tokens_before: int = 0
     anyway: bool = False
+    ranks: Ranks = ALONE
 
     @property
     def folder(self) -> Path:
@@ -112,6 +117,7 @@ def launch(
     plan = prepare_launch(program, run)
     if plan.config.backend.engine == "vllm":
         check_possible(plan.config)
+    check_seat(plan.config)
     device = pick_device(plan.config.model.device)
     lock = cache_dir() / "locks" / f"{device.type}.lock"
     waiting = {"phase": "wait", "message": f"another run has the device {device.type}; this one starts after it"}
@@ -143,7 +149,7 @@ def _prepare(program: Program, plan: Launch, resume: bool) -> tuple[Ledger, dict
     if resumed_from is not None:
         _restore_threads(folder, resumed_from, plan.config)
     else:
-        set_threads(plan.config.backend.threads)
+        set_threads(threads_each(plan.config))
     folder.mkdir(parents=True, exist_ok=True)
     if record.attempts:
         close(ledger, [plan.run], program.run_dir)  # an attempt that died, while its traces are where it left them
@@ -247,14 +253,30 @@ def _recorded(attempt: Attempt) -> Iterator[dict[str, Any]]:
             finally:  # inside the outer `try`: a signal that comes before they are held is recorded like any other
                 stack.enter_context(held_signals())
         except BaseException as error:
-            rule = rule_for(error)
+            lost = _lost(attempt, error)
+            rule = rule_for(lost or error)
             result |= {"outcome": str(rule.outcome), "failure": rule.failure and str(rule.failure)}
-            result["reason"] = describe(error)
+            result["reason"] = describe(lost or error)
             _finish(attempt, result)
+            if lost is not None:
+                raise lost from error
             if not isinstance(error, StoppedError):
                 raise
         else:
             _finish(attempt, result)
+
+
+def _lost(attempt: Attempt, error: BaseException) -> InfraError | None:
+    """Return what really happened when another process of the run has died: torchrun then stops this one."""
+    gone = attempt.ranks.lost
+    if not isinstance(error, LostProcessError) and not (gone and isinstance(error, KeyboardInterrupt | SystemExit)):
+        return None
+    which = f"process {gone[0]}" if gone else "a process"
+    return InfraError(
+        f"{which} of the {attempt.ranks.size} of this run is gone",
+        f"its output is in {attempt.program.relative(attempt.folder / 'logs')} or with torchrun; "
+        f"`harness launch {attempt.plan.run} --resume` goes on",
+    )
 
 
 def describe(error: BaseException) -> str:
@@ -316,9 +338,11 @@ def _train(attempt: Attempt) -> dict[str, Any]:
     if config.warmup.steps:
         _demonstrate(config, envs)
     check_leaks(envs, suites)
-    loaded = load_model(config.model)
-    with _engine(attempt, loaded) as vllm:
-        return _loop(attempt, loaded, vllm, suites, prompts, envs)
+    with joined(config, attempt.plan.run, attempt.folder / "logs") as attempt.ranks:
+        attempt.ranks.tell(hello(config, [suite.protocol for suite in suites]))
+        loaded = load_model(config.model)
+        with _engine(attempt, loaded) as vllm:
+            return _loop(attempt, loaded, vllm, suites, prompts, envs)
 
 
 @contextmanager
@@ -364,6 +388,8 @@ def _loop(
         anyway=attempt.anyway,
         spent_s=_seconds_before(attempt) + time.monotonic() - attempt.began,
         vllm=vllm,
+        ranks=attempt.ranks,
+        sites=_sites(envs, suites) if attempt.ranks.size > 1 else {},
     )
     if attempt.resumed_from is not None:
         trainer.resume()
@@ -371,6 +397,13 @@ def _loop(
     progress = trainer.run()
     adapter = attempt.folder / "adapters" / f"step_{progress.step}" / WEIGHTS
     return {"adapter_sha": sha256_file(adapter)}
+
+
+def _sites(envs: Mapping[str, TrainingEnv], suites: Sequence[Suite]) -> dict[str, Site]:
+    """Return where tasks come from, by the names that the other processes know."""
+    training = {training_site(name): Site.of(item.env, "train") for name, item in envs.items()}
+    evals = {eval_site(i): Site.of(suite.env, suite.protocol.split) for i, suite in enumerate(suites)}
+    return training | evals
 
 
 def _heldout(attempt: Attempt) -> list[HeldOut]:

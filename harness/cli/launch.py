@@ -8,7 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -21,6 +21,7 @@ from harness.cli.views import DETACHED, change_lines, read_detached, section, st
 from harness.config.steps import effective_step, known_size, step_warning
 from harness.core.errors import BusyError, ExitCode, UsageError
 from harness.core.numbers import spell_duration
+from harness.core.seat import Seat, seat_of
 from harness.ledger.recover import check_known
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ APPS = {"launch": app}
     "harness launch run-002 --resume",
     "harness launch run-002 --detach && harness wait run-002 --timeout 3600",
     "harness launch run-002 --estimate",
+    "torchrun --standalone --nproc-per-node 2 -m harness launch run-002",
 )
 def launch(
     run: RunArg,
@@ -64,6 +66,9 @@ def launch(
 
     if sum((detach, estimate, dry_run)) > 1:
         raise UsageError("--detach, --estimate and --dry-run exclude each other", f"harness launch {run} --dry-run")
+    seat = seat_of(os.environ)
+    if seat is not None and seat.rank:
+        _work(seat, idle=estimate or dry_run or detach)
     here = program()
     state = read_state(here)
     found = find_run(state, run)
@@ -76,9 +81,21 @@ def launch(
     if dry_run:
         data = mutation_document(run, applied=False, dry_run=True, detail=detail)
         return Result(data, lambda: _plan_lines(detail))
+    if detach and seat is not None:
+        raise UsageError("--detach cannot be used under torchrun", f"harness launch {run} --detach starts the others")
     if detach:
         return _detach(here, run, resume, wait, anyway)
     return _train(here, run, resume, wait, anyway, detail)
+
+
+def _work(seat: Seat, idle: bool) -> NoReturn:
+    """Be one of the other processes of a run, without an answer of its own; does not return."""
+    if not idle:
+        quiet_libraries()
+        from harness.backends.processes import serve
+
+        serve(seat)
+    raise typer.Exit(0)
 
 
 def plan_detail(here: Program, plan: Launch, found: RunState, resume: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from harness.core.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from harness.config.schema import LoraSection, ModelSection
     from harness.inference.memory import Footprint
-    from harness.inference.parity import Check, Trainer
+    from harness.inference.parity import Check
 
 app = new_app(
     "harness model show smollm2-135m",
@@ -29,6 +29,7 @@ NameArg = Annotated[str, typer.Argument(metavar="NAME", help="An embedded name, 
 Revision = Annotated[str, typer.Option(metavar="COMMIT", help="Commit of a Hub id, 40 hex digits.")]
 Dtype = Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32, bfloat16 or float64.")]
 Rank = Annotated[int, typer.Option(min=1, help="Rank of the adapters.")]
+Load = Annotated[str, typer.Option(metavar="LOAD", help="full, nf4 or offload, as model.load of a run.")]
 GIB = 1024**3
 
 
@@ -47,16 +48,18 @@ def check(
     rank: Rank = 16,
     alpha: Annotated[float, typer.Option(min=0, help="Scale of the adapters.")] = 32.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the adapters' random numbers.")] = 0,
+    load: Load = "full",
 ) -> Result:
     """Load a model and compare trainer, sampler, plain transformers and plain PEFT on it.
 
     Exits 1 when a check fails. In float32 log probabilities may differ by 1e-4; in bfloat16 the bounds are a
     mean of 0.06 and a 99th percentile of 0.25. Nothing is written but a temporary adapter.
     """
-    section, adapters = _sections(name, revision, dtype, device, rank, alpha)
+    section, adapters = _sections(name, revision, dtype, device, rank, alpha, load)
     quiet_libraries()
     from harness.inference.models import load_model
     from harness.inference.parity import check_model
+    from harness.training.parts import trainer
 
     output.narrate(f"loading {name}")
     loaded = load_model(section)
@@ -79,16 +82,6 @@ def check(
     return Result(data, lambda: _check_lines(name, done), ExitCode.NO if failed else ExitCode.OK)
 
 
-def trainer() -> Trainer:
-    """Return the parts of the trainer that a model is checked with."""
-    from harness.inference.parity import Trainer
-    from harness.training.fused import fuse_adapters
-    from harness.training.head import CHUNK, COPIES
-    from harness.training.policy import tree_logprobs
-
-    return Trainer(tree_logprobs, fuse_adapters, CHUNK * COPIES)
-
-
 def _check_lines(name: str, done: list[Check]) -> list[Line]:
     width = max(len(found.name) for found in done)
     lines: list[Line] = []
@@ -105,7 +98,7 @@ def _check_lines(name: str, done: list[Check]) -> list[Line]:
     "show",
     "harness model show smollm2-135m",
     "harness model show ./my-model --dtype bfloat16 --rank 32 --prompt-tokens 4000 --completion-tokens 512",
-    "harness model show owner/name --revision <40 hex digits> --json",
+    "harness model show owner/name --revision <40 hex digits> --load offload --json",
 )
 def show(
     name: NameArg,
@@ -115,23 +108,26 @@ def show(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 600,
     completion_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a completion.")] = 64,
     group_size: Annotated[int, typer.Option(min=1, help="Completions of a prompt, trained in one pass.")] = 8,
+    load: Load = "full",
 ) -> Result:
     """Show a model's parameters by part and the memory that training it needs, from config.json alone.
 
     No weight is read: the model and one training pass are run on tensors with shapes and no content, so the
     bytes kept for the backward pass are those of the real one. Libraries and the allocator come on top.
     """
-    section, adapters = _sections(name, revision, dtype, "auto", rank, 2.0 * rank)
+    section, adapters = _sections(name, revision, dtype, "auto", rank, 2.0 * rank, load)
     quiet_libraries()
     from harness.inference.memory import Workload, footprint
     from harness.inference.models import config_folder, pick_device, pick_dtype
+    from harness.training.parts import trainer
 
     folder = config_folder(name, section.revision)
     chosen = pick_dtype(section.dtype, pick_device("auto"))
     work = Workload(prompt_tokens, completion_tokens, group_size)
-    found = footprint(folder, adapters, chosen, work, trainer())
+    found = footprint(folder, adapters, chosen, work, trainer(), section.load)
     kind = str(chosen).removeprefix("torch.")
     data = _footprint_data(found) | {"model": name, "revision": revision or None, "dtype": kind, "rank": rank}
+    data["load"] = section.load
     data["workload"] = {"prompt": prompt_tokens, "completion": completion_tokens, "group": group_size}
     return Result(data, lambda: _footprint_lines(name, kind, rank, work, found))
 
@@ -157,6 +153,7 @@ def _footprint_lines(name: str, kind: str, rank: int, work: Any, found: Footprin
             [
                 ("a token meets", f"{found.active:,} parameters"),
                 ("weights", _gib(found.weight_bytes)),
+                *([("  at rest", f"{_gib(found.host_bytes)} in memory or files")] if found.host_bytes else []),
                 ("adapters", f"{found.adapter_parameters:,} parameters of rank {rank}"),
                 ("  with AdamW", f"{_gib(found.adapter_bytes)} (weight, gradient, two moments, float32)"),
                 ("activations", f"{_gib(found.activation_bytes)} for {tokens}{copies}"),
@@ -174,7 +171,7 @@ def _gib(count: int) -> str:
 
 
 def _sections(
-    name: str, revision: str, dtype: str, device: str, rank: int, alpha: float
+    name: str, revision: str, dtype: str, device: str, rank: int, alpha: float, load: str
 ) -> tuple[ModelSection, LoraSection]:
     """Return the sections of a run config that the options stand for, checked by its schema."""
     from pydantic import ValidationError
@@ -182,7 +179,8 @@ def _sections(
     from harness.config.schema import LoraSection, ModelSection
 
     try:
-        model = ModelSection(name=name, revision=revision or None, dtype=cast(Any, dtype), device=cast(Any, device))
+        kinds: Any = {"dtype": dtype, "device": device, "load": load}
+        model = ModelSection(name=name, revision=revision or None, **kinds)
         return model, LoraSection(rank=rank, alpha=alpha)
     except ValidationError as error:
         first = error.errors()[0]

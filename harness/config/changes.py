@@ -23,6 +23,7 @@ NUISANCE = (
     "train.seed",
     "train.preflight_groups",
     "checkpoint.*",
+    "backend.processes",
     "backend.threads",
     "backend.vllm.*",
     "budget.*",

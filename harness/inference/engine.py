@@ -75,9 +75,10 @@ class TransformersEngine:
         per_call = max(1, self.max_rows // n)
         results: dict[int, list[Completion]] = {}
         # in bfloat16 a merged weight rounds the adapter away, so there it stays beside the weight
-        merge = self.adapted is not None and self.loaded.dtype is not torch.bfloat16
+        resident = self.loaded.resident
+        merge = self.adapted is not None and resident and self.loaded.dtype is not torch.bfloat16
         with merged_adapter(self.adapted) if merge else nullcontext():
-            self._decoder = Decoder(self.causal_lm) if supports(self.causal_lm) else None
+            self._decoder = Decoder(self.causal_lm) if resident and supports(self.causal_lm) else None
             try:
                 for start in range(0, len(prompts), per_call):
                     chunk = order[start : start + per_call]
@@ -142,7 +143,7 @@ class TransformersEngine:
         done = torch.zeros(total, dtype=torch.bool)
         eos = torch.tensor(sorted(self.loaded.eos_ids))
         for step in range(max_tokens):
-            tokens, logprobs = _sample(logits, uniforms[active, step], temperature)
+            tokens, logprobs = self._draw(logits, uniforms[active, step], temperature)
             for row, token, logprob in zip(active.tolist(), tokens.tolist(), logprobs.tolist(), strict=True):
                 if not done[row]:
                     rows.tokens[row].append(token)
@@ -167,6 +168,9 @@ class TransformersEngine:
             state.length += 1
             logits = self._logits(hidden)
         return rows
+
+    def _draw(self, logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        return _sample(logits, uniforms, temperature)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.causal_lm.get_output_embeddings()

@@ -171,6 +171,9 @@ def attach_lora(model: Any, section: LoraSection, seed: int) -> PeftModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "lora"))
         wrapped = get_peft_model(model, config)
+    device = model.get_input_embeddings().weight.device
+    for parameter in trainable(wrapped).values():  # PEFT puts them beside weights that may only visit the device
+        parameter.data = parameter.data.to(device)
     missed = left_out(wrapped)
     if missed:
         raise ConfigError(

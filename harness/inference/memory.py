@@ -25,7 +25,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from harness.config.schema import LoraSection
 from harness.core.errors import ConfigError
 from harness.inference.lora import adapted_weights, attach_lora, trainable
-from harness.inference.models import SUPPORTED_TYPES
+from harness.inference.models import SUPPORTED_TYPES, check_four_bits
 from harness.inference.parity import Trainer
 from harness.inference.saved import saved_bytes
 from harness.inference.tree import ATTENTION, build_tree
@@ -44,6 +44,8 @@ PARTS = {
 SHAPES = "harness_shapes"
 MOMENTS = 2
 """Numbers that AdamW keeps for each parameter."""
+NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+"""Of a weight: 4, an 8-bit scale for 64 of them, and a 32-bit one for 256 scales (Dettmers et al. 2023, section 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Footprint:
 
     Args:
         active: parameters that one token is multiplied with; of the experts only those it is routed to.
-        weight_bytes: the base model.
+        weight_bytes: the base model, as far as it is on the device.
+        host_bytes: blocks of it that rest in the processor's memory, or in files that are mapped into it.
         adapter_bytes: adapters, their gradient and the optimizer's moments, in float32.
         copy_bytes: of `activation_bytes`, weights with their adapter folded in that live until the backward
             pass: PEFT makes such a copy of each weight it adapts as a parameter.
@@ -85,6 +88,7 @@ class Footprint:
     activation_bytes: int
     logit_bytes: int
     cache_bytes: int
+    host_bytes: int = 0
 
     @property
     def parameters(self) -> int:
@@ -102,7 +106,48 @@ class Footprint:
         return self.weight_bytes + self.adapter_bytes + self.cache_bytes
 
 
-def footprint(folder: Path, section: LoraSection, dtype: torch.dtype, work: Workload, trainer: Trainer) -> Footprint:
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Bytes of a frozen base.
+
+    Args:
+        outside: what does not belong to a block: embeddings, output head, last norm.
+        blocks: of each block.
+        matrices: of `blocks`, what stands in matrices of two dimensions.
+        itemsize: bytes of a weight.
+    """
+
+    outside: int
+    blocks: tuple[int, ...]
+    matrices: int
+    itemsize: int
+
+    @classmethod
+    def of(cls, model: Any) -> Base:
+        """Count a model of any device."""
+        layers = list(model.get_decoder().layers)
+        weights = [parameter for layer in layers for parameter in layer.parameters()]
+        blocks = tuple(sum(parameter.nbytes for parameter in layer.parameters()) for layer in layers)
+        outside = sum(parameter.nbytes for parameter in model.parameters()) - sum(blocks)
+        matrices = sum(parameter.nbytes for parameter in weights if parameter.ndim == 2)
+        return cls(outside, blocks, matrices, model.dtype.itemsize)
+
+    def resting(self, load: str) -> tuple[int, int]:
+        """Return the bytes on the device and those elsewhere for a value of `model.load`.
+
+        Offloaded blocks visit the device one at a time, so the largest counts.
+        """
+        whole = sum(self.blocks)
+        if load == "offload":
+            return self.outside + max(self.blocks, default=0), whole
+        if load == "nf4":
+            return self.outside + whole - self.matrices + int(self.matrices / self.itemsize * NF4_BITS / 8), 0
+        return self.outside + whole, 0
+
+
+def footprint(
+    folder: Path, section: LoraSection, dtype: torch.dtype, work: Workload, trainer: Trainer, load: str = "full"
+) -> Footprint:
     """Return what the model of a folder's config.json needs.
 
     Args:
@@ -111,15 +156,18 @@ def footprint(folder: Path, section: LoraSection, dtype: torch.dtype, work: Work
         dtype: of the base model.
         work: tokens of a pass.
         trainer: the trainer's own parts.
+        load: as `model.load`.
 
     Raises:
-        ConfigError: a model type that is not supported, or no config of one.
+        ConfigError: a model type that is not supported, no config of one, or experts in 4 bits.
     """
     config = _config(folder)
+    if load == "nf4":
+        check_four_bits(config.model_type)
     with torch.device("meta"):  # PEFT can attach there, but the CPU's attention cannot run there
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
         parts = _parts(model)
-        weights = sum(parameter.nbytes for parameter in model.parameters())
+        weights, host = Base.of(model).resting(load)
         wrapped = attach_lora(model, section, 0)
     adapters = sum(parameter.numel() for parameter in trainable(wrapped).values())
     copies = sum(weight.base.nbytes for weight in adapted_weights(wrapped) if isinstance(weight.layer, ParamWrapper))
@@ -129,6 +177,10 @@ def footprint(folder: Path, section: LoraSection, dtype: torch.dtype, work: Work
         if "experts" in parts:  # torch's grouped product knows its shapes only in bfloat16
             model.set_experts_implementation(SHAPES)
         kept = saved_bytes(lambda: one_pass(wrapped.get_base_model(), work, trainer), wrapped.parameters)
+    if load == "offload":  # the inputs of all blocks, and everything of the one that is computed again
+        layers, tokens = config.num_hidden_layers, work.prompt + work.group * work.completion
+        kept = kept // layers + layers * tokens * config.hidden_size * dtype.itemsize
+        copies //= layers
     return Footprint(
         parts=parts,
         active=_active(parts, config),
@@ -139,6 +191,7 @@ def footprint(folder: Path, section: LoraSection, dtype: torch.dtype, work: Work
         activation_bytes=kept,
         logit_bytes=trainer.logit_rows * config.vocab_size * 4,
         cache_bytes=_cache(config, work, dtype),
+        host_bytes=host,
     )
 
 

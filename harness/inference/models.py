@@ -22,6 +22,7 @@ from harness.core.canonical import sha256_file
 from harness.core.errors import ConfigError, InfraError, NotFoundError
 from harness.core.files import file_lock, fsync_dir
 from harness.core.paths import cache_dir
+from harness.inference.streaming import stream_blocks
 
 SUPPORTED_TYPES = ("llama", "qwen2", "qwen3", "afmoe")
 """Model types whose attention goes through the tree attention of `harness.inference.tree`."""
@@ -59,6 +60,7 @@ class LoadedModel:
 
     Args:
         eos_ids: every id that ends a turn (generation config, model config and tokenizer together).
+        resident: whether all weights are on the device as plain tensors; else adapters are never folded in.
     """
 
     model: Any
@@ -67,6 +69,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     path: Path
+    resident: bool = True
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
@@ -260,16 +263,17 @@ def load_model(section: ModelSection) -> LoadedModel:
     path = resolve_model(section.name, section.revision)
     device = pick_device(section.device)
     dtype = pick_dtype(section.dtype, device)
+    bits = _in_four_bits(path, device, dtype) if section.load == "nf4" else {}
     try:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
         both: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
-            dtype=dtype,
+            dtype="auto" if section.load == "offload" else dtype,
             use_safetensors=True,
             output_loading_info=True,
-            **(_in_four_bits(path, device, dtype) if section.load == "nf4" else {}),
+            **bits,
         )
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise InfraError(
@@ -281,30 +285,39 @@ def load_model(section: ModelSection) -> LoadedModel:
         raise InfraError(
             f"the weights in {path} lack {lacking[0]} and {len(lacking) - 1} more", "fetch the model again"
         )
-    if section.load == "full":  # 4-bit weights were put there while loading
-        model.to(device)
     model.eval()
     model.requires_grad_(False)
-    return LoadedModel(model, tokenizer, eos_ids_of(model, tokenizer), dtype, device, path)
+    if section.load == "offload":
+        stream_blocks(model, device, dtype)
+    elif section.load == "full":  # 4-bit weights were put there while loading
+        model.to(device)
+    eos = eos_ids_of(model, tokenizer)
+    return LoadedModel(model, tokenizer, eos, dtype, device, path, resident=section.load == "full")
+
+
+def check_four_bits(kind: str) -> None:
+    """Check that a base of this type becomes small in 4 bits.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if kind == "afmoe":
+        raise ConfigError(
+            "model.load 'nf4' leaves the experts of afmoe, nearly all of it, in full size", "use model.load = 'offload'"
+        )
 
 
 def _in_four_bits(path: Path, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Return the loader's arguments for a base in 4-bit normal floats (Dettmers et al. 2023, arXiv 2305.14314, §3).
 
     Raises:
-        ConfigError: where it cannot work: no CUDA device, another dtype, experts, which stay as they are, or no
-            bitsandbytes.
+        ConfigError: where it cannot work: MPS, float64, experts, which stay as they are, or no bitsandbytes.
     """
-    kind = json.loads((path / "config.json").read_text()).get("model_type")
-    if device.type != "cuda":
+    check_four_bits(json.loads((path / "config.json").read_text()).get("model_type"))
+    if device.type == "mps" or dtype is torch.float64:
         raise ConfigError(
-            f"model.load is 'nf4', which needs CUDA, but the device is {device}", "use model.load = 'full'"
-        )
-    if dtype is not torch.bfloat16:  # the sampler folds adapters into the weights in other dtypes
-        raise ConfigError("model.load 'nf4' computes in bfloat16 only", "use --set model.dtype=bfloat16")
-    if kind == "afmoe":
-        raise ConfigError(
-            "model.load 'nf4' leaves the experts of afmoe, nearly all of it, in full size", "use model.load = 'full'"
+            f"model.load is 'nf4', which is not made for {device} and {str(dtype).removeprefix('torch.')}",
+            "use model.load = 'full'",
         )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(

@@ -411,6 +411,8 @@ def _merged(subject: Subject) -> Check:
     """Fold the adapter into the weights, as the sampler does, and compare; then see that the weights are back."""
     if subject.loaded.dtype is torch.bfloat16:
         return Check("merged", True, "not merged in bfloat16: it would round the adapter away")
+    if not subject.loaded.resident:
+        return Check("merged", True, "not merged: the weights are in 4 bits, or not on the device")
     plain = subject.plain()
     with merged_adapter(subject.wrapped):
         inside = subject.plain()

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from harness.core.errors import ConfigError
 from harness.core.failures import Stage, failure_of
@@ -44,6 +44,24 @@ class Engine(Protocol):
         seeds: Sequence[Sequence[int]],
     ) -> list[list[Completion]]:
         """Return `n` completions per prompt, in order."""
+        ...
+
+
+@runtime_checkable
+class Players(Protocol):
+    """An engine that has several processes play the episodes, each of them some tasks."""
+
+    def play(
+        self,
+        env: Environment,
+        tasks: Sequence[Task],
+        n: int,
+        sampling: Sampling,
+        seeds: Sequence[Sequence[int]],
+        components: Mapping[str, str] | None,
+        timing: Timing,
+    ) -> list[Rollout]:
+        """Return what `collect` would."""
         ...
 
 
@@ -178,6 +196,8 @@ def collect(
             not keep earlier turns as they were sampled.
     """
     timing = timing or Timing()
+    if isinstance(engine, Players):
+        return engine.play(env, tasks, n, sampling, seeds, components, timing)
     player = _Player(tokenizer, eos_ids, env, sampling)
     plays = [play for task, own in zip(tasks, seeds, strict=True) for play in _open(player, task, n, own, components)]
     live = plays

@@ -116,11 +116,11 @@ def plan_passes(groups: Sequence[Group], budget: int, skip_idle: bool) -> Plan:
     """Return the passes of an optimizer batch; they depend on nothing but the arguments.
 
     Args:
-        groups: those without a token in the loss are in no pass.
+        groups: those without a token to compute are in no pass.
         budget: tokens of one pass.
         skip_idle: leave out rollouts of advantage zero; see `without_idle_rows`.
     """
-    kept = [group for group in (without_idle_rows(groups) if skip_idle else groups) if group.completion_tokens]
+    kept = [group for group in (without_idle_rows(groups) if skip_idle else groups) if group.computed]
     return Plan(split_groups(kept, budget))
 
 

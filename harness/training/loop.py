@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness.config.schema import RunConfig
 from harness.core.errors import DivergedError, StoppedError
-from harness.core.seeds import derive_seed
 from harness.inference.chat import render_chat
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import attach_lora, save_adapter, trainable
@@ -25,12 +22,14 @@ from harness.rollouts.store import write_rollouts
 from harness.training.ahead import Ahead, staleness, within_bound
 from harness.training.batches import Group
 from harness.training.checkpoints import Numerics, Progress, checkpoint_steps, load_checkpoint, save_checkpoint
+from harness.training.crew import Crew, Site
 from harness.training.draws import Draws, TrainingEnv
 from harness.training.fused import fuse_adapters
 from harness.training.metrics import append_row, peak_memory_mb, progress_row, rollout_metrics
 from harness.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from harness.training.policy import StepStats, update_policy
+from harness.training.policy import StepStats
 from harness.training.preflight import Preflight, add
+from harness.training.ranks import ALONE, Ranks
 from harness.training.room import Room
 from harness.training.sampler import Sampler
 from harness.training.tasks import updated_rate
@@ -62,6 +61,8 @@ class Trainer:
         anyway: train although no group of the base model has spread.
         spent_s: seconds that the run has cost before `run` is called, earlier attempts included.
         vllm: the engine to sample with; None samples with transformers from the weights that train.
+        ranks: the processes of the run.
+        sites: where the tasks come from that several processes share.
     """
 
     config: RunConfig
@@ -77,6 +78,8 @@ class Trainer:
     anyway: bool = False
     spent_s: float = 0.0
     vllm: VllmEngine | None = None
+    ranks: Ranks = ALONE
+    sites: Mapping[str, Site] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(0, 0))
     preflight: Preflight | None = None
     resumed: bool = False
@@ -96,6 +99,10 @@ class Trainer:
         self.numerics = Numerics.here(self.loaded.device, self.loaded.dtype)
         self.watchdog = Watchdog(self.config.watchdog)
         self.room = Room(self.config.train.microbatch_tokens)
+        weights = list(self.parameters.values())
+        self.crew = Crew(self.ranks, self.config, self.loaded, self.model, weights, self.engine, self.sites, self.room)
+        if self.ranks.size > 1:
+            self.engine = self.crew
 
     model: Any = field(init=False)
     parameters: Any = field(init=False)
@@ -108,6 +115,7 @@ class Trainer:
     watchdog: Watchdog = field(init=False)
     began: float = field(init=False, default=0.0)
     room: Room = field(init=False)
+    crew: Crew = field(init=False)
 
     def _sampler(self, engine: VllmEngine) -> Sampler:
         """Return what brings the policy to vLLM; it is probed with prompts of the first environment."""
@@ -368,18 +376,8 @@ class Trainer:
 
     def _update(self, step: int, usable: Sequence[Group]) -> StepStats:
         """Run the optimizer on the groups of a step that have spread."""
-        train = self.config.train
-        torch.manual_seed(derive_seed(train.seed, "dropout", step))  # so that a resumed run draws the same masks
-        return update_policy(
-            self.model.get_base_model(),
-            list(self.parameters.values()),
-            self.optimizer,
-            usable,
-            train,
-            self.config.optimizer.max_grad_norm,
-            max(item.sampling.max_tokens * item.sampling.max_turns for item in self.envs.values()),
-            self.room,
-        )
+        limit = max(item.sampling.max_tokens * item.sampling.max_turns for item in self.envs.values())
+        return self.crew.update(step, usable, self.optimizer, limit)
 
     def _extra(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Return the metrics that only some runs have."""

@@ -5,23 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from harness.config.schema import TrainSection
 from harness.core.errors import ConfigError, DivergedError
 from harness.core.memory import give_back
+from harness.inference.streaming import computing_twice, is_streamed
 from harness.inference.tree import ATTENTION, TreeBatch
 from harness.training.batches import Group, MicroBatch, Plan, micro_batch, plan_passes
 from harness.training.head import CHUNK, token_statistics
 from harness.training.losses import LossInputs, LossOutput, Totals, policy_loss
+from harness.training.ranks import ALONE, Ranks
 from harness.training.room import Room, in_passes_that_fit
 
 
@@ -65,10 +66,31 @@ class StepStats:
         self.clipped += float(out.clipped)
         self.computed_tokens += batch.tree.tokens
 
+    def plus(self, other: StepStats) -> StepStats:
+        """Return the sums of two processes that computed parts of the same step; this one made the updates."""
+        names = ("tokens", "loss", "entropy", "kl_sampler", "gaps", "clipped", "computed_tokens", "out_of_memory")
+        sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
+        for name in ("kl_reference", "corrected"):
+            parts = [part for stats in (self, other) if (part := getattr(stats, name)) is not None]
+            sums[name] = sum(parts) if parts else None
+        budgets = [stats.microbatch_tokens for stats in (self, other) if stats.microbatch_tokens]
+        return replace(self, **sums, microbatch_tokens=min(budgets, default=None))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sums as JSON values, exactly."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        return plain | {"gaps": [value for gap in self.gaps for value in gap.tolist()]}
+
+    @classmethod
+    def of(cls, spelt: Mapping[str, Any]) -> StepStats:
+        """Return the sums that `to_json` spelt."""
+        gaps = [torch.tensor(spelt["gaps"], dtype=torch.float64)] if spelt["gaps"] else []
+        return cls(**{**spelt, "gaps": gaps})
+
     def metrics(self) -> dict[str, float]:
         """Return per-token means and the last gradient norm, by metric key."""
         count = max(self.tokens, 1)
-        gap = torch.cat(self.gaps) if self.gaps else torch.zeros(1)
+        gap = torch.cat([part.cpu() for part in self.gaps]) if self.gaps else torch.zeros(1)
         optional = {"train/kl_reference": self.kl_reference, "train/importance_cut_share": self.corrected}
         return {
             "train/loss": self.loss,
@@ -199,7 +221,8 @@ def check_room(room: Room, causal_lm: Any, batch: MicroBatch, section: TrainSect
         return tree_logprobs(causal_lm, tree, batch.temperatures.new_ones(len(tree.target_ids())))[0]
 
     logits = min(len(batch.advantages), CHUNK)
-    room.check(causal_lm, batch.tree, logits, forward, section.activation_checkpointing)
+    twice = section.activation_checkpointing or is_streamed(causal_lm)
+    room.check(causal_lm, batch.tree, logits, forward, twice)
 
 
 def _old_logprobs(causal_lm: Any, plan: Plan) -> dict[int, Tensor]:
@@ -244,14 +267,19 @@ def update_policy(
     max_grad_norm: float,
     max_tokens: int | None = None,
     room: Room | None = None,
+    ranks: Ranks = ALONE,
 ) -> StepStats:
     """Run the optimizer updates of one step on its groups.
+
+    With several processes each adds the gradient of what its groups do not mark as computed elsewhere, the first one
+    updates, and all have its weights before and after each update.
 
     Args:
         parameters: the trainable ones, whose joint gradient norm is clipped to `max_grad_norm`.
         groups: with spread; none means no update.
         max_tokens: length limit of a completion; the loss `dr_grpo` needs it.
         room: the budget of a pass, lowered when memory runs out; None begins with `train.microbatch_tokens`.
+        ranks: the processes of the run; the sums returned are those of this one.
 
     Raises:
         DivergedError: when the gradient is not finite; parameters keep their last good values.
@@ -263,6 +291,7 @@ def update_policy(
     causal_lm.train()  # the engine samples without dropout
     checkpoint_activations(causal_lm, section.activation_checkpointing)
     causal_lm.set_attn_implementation(ATTENTION)
+    ranks.share(parameters)
     count = min(section.minibatches, len(groups))
     batches = [groups[index::count] for index in range(count)]
     old: list[dict[int, Tensor] | None] = [None] * count
@@ -275,10 +304,13 @@ def update_policy(
         stats = in_passes_that_fit(
             room, _planner(part, section), partial(_fresh_gradient, causal_lm, optimizer, settings, room)
         )
-        stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
-        if not math.isfinite(stats.grad_norm):
-            raise DivergedError("the gradient is not finite", "lower optimizer.learning_rate or lora.alpha")
-        optimizer.step()
+        ranks.add_gradients(parameters)
+        if ranks.is_main:
+            stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
+            if not math.isfinite(stats.grad_norm):
+                raise DivergedError("the gradient is not finite", "lower optimizer.learning_rate or lora.alpha")
+            optimizer.step()
+        ranks.share(parameters)
         stats.updates += 1
     optimizer.zero_grad(set_to_none=True)
     stats.out_of_memory = room.lowered - lowered
@@ -300,13 +332,13 @@ def _fresh_gradient(
 def checkpoint_activations(causal_lm: Any, on: bool) -> None:
     """Let the layers keep only their inputs and compute the rest again in the backward pass, or everything.
 
-    Not reentrant: the inputs of a model whose own weights are frozen need no gradient, and the reentrant form then
-    gives the adapters none (TRL#2671).
+    Layers whose weights only visit the device are always computed twice.
 
     Raises:
         ConfigError: the model is not made of layers that transformers can compute twice.
     """
     layers: list[Any] = [m for m in causal_lm.modules() if isinstance(m, GradientCheckpointingLayer)]
+    on = on or is_streamed(causal_lm)
     if on and not layers:
         raise ConfigError(
             f"the layers of {type(causal_lm).__name__} cannot be computed twice",
@@ -314,4 +346,4 @@ def checkpoint_activations(causal_lm: Any, on: bool) -> None:
         )
     for layer in layers:
         layer.gradient_checkpointing = on
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        layer._gradient_checkpointing_func = computing_twice(layer)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from harness.core.errors import is_out_of_memory
 from harness.inference.saved import saved_bytes
+from harness.inference.streaming import copied_bytes
 from harness.inference.tree import TreeBatch, build_tree
 from harness.training.batches import Plan
 from harness.training.head import COPIES
@@ -115,7 +116,7 @@ def saved_bytes_per_token(causal_lm: Any, forward: Callable[[TreeBatch], Tensor]
         kept = saved_bytes(
             lambda: forward(tree), lambda: [*causal_lm.parameters(), *causal_lm.buffers(), *tree.biases.values()]
         )
-        return kept / PROBE_TOKENS
+        return max(kept - copied_bytes(causal_lm), 0) / PROBE_TOKENS  # weights on a visit do not grow with the tokens
     finally:
         causal_lm.train(training)
 

@@ -146,15 +146,30 @@ def test_estimate_grows_with_the_work():
         "eval_tokens": 64,
         "evals": 2,
     }
-    base = estimate.estimate(shape, estimate.Workload(**values), 100e9, 4)
-    twice = estimate.estimate(shape, estimate.Workload(**values | {"tasks_per_step": 8}), 100e9, 4)
+    base = estimate.estimate(shape, estimate.Workload(**values), 100e9, 1)
+    twice = estimate.estimate(shape, estimate.Workload(**values | {"tasks_per_step": 8}), 100e9, 1)
     assert twice.step_s == pytest.approx(2 * base.step_s)
-    small = estimate.estimate(shape, estimate.Workload(**values | {"microbatch_tokens": 1200}), 100e9, 4)
-    assert small.memory_bytes < base.memory_bytes
-    assert estimate.estimate(shape, estimate.Workload(**values), 200e9, 4).step_s == pytest.approx(base.step_s / 2)
+    assert estimate.estimate(shape, estimate.Workload(**values), 100e9, 1, processes=2).step_s == base.step_s / 2
+    assert estimate.estimate(shape, estimate.Workload(**values), 200e9, 1).step_s == pytest.approx(base.step_s / 2)
     shared = estimate.Workload(**values | {"shared_tokens": 500, "prompt_tokens": 100})
-    assert estimate.estimate(shape, shared, 100e9, 4).step_s < base.step_s
+    assert estimate.estimate(shape, shared, 100e9, 1).step_s < base.step_s
     assert [estimate.evals_of(30, 10), estimate.evals_of(25, 10), estimate.evals_of(5, 10)] == [4, 4, 2]
+
+
+@pytest.mark.torch
+def test_memory_is_counted_for_one_group_and_grows_with_the_pass():
+    """Numbers of a base of which 500 bytes rest elsewhere: 1,000 bytes of activations a group, 40 of them copies."""
+    estimate = pytest.importorskip("harness.backends.estimate")
+    from harness.inference.memory import Footprint
+
+    found = Footprint({}, 0, 0, 70, 16, 40, 1000, 5, 600, host_bytes=500)
+    work = estimate.Workload(10, 4, 8, 0, 100, 50, 1500, 16, 0, 0, 0, 0)  # 500 tokens a group, three of them in a pass
+    assert (estimate.one_group(work).prompt, estimate.one_group(work).group) == (100, 8)
+    fixed = 70 + 16 + estimate.RUNTIME_BYTES
+    assert estimate.memory_bytes(found, work, "cuda", 2) == fixed + 40 + 960 * 3 + 5
+    assert estimate.memory_bytes(found, work, "cpu", 2) == 2 * (fixed + 40 + 960 * 3 + 5 + 500)
+    short = estimate.Workload(10, 4, 8, 0, 100, 50, 100, 16, 0, 0, 0, 0)
+    assert estimate.memory_bytes(found, short, "cuda") == fixed + 600 * 4  # the sampler holds all four groups at once
 
 
 # doctor

@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from harness.cli.model import trainer  # noqa: E402
 from harness.config.schema import LoraSection  # noqa: E402
 from harness.core.errors import ConfigError  # noqa: E402
 from harness.inference.lora import attach_lora, trainable  # noqa: E402
 from harness.inference.memory import Workload, footprint, one_pass  # noqa: E402
 from harness.inference.saved import saved_bytes  # noqa: E402
+from harness.training.parts import trainer  # noqa: E402
 from tests.torch_support import tiny_afmoe, tiny_llama, tiny_qwen  # noqa: E402
 
 WORK = Workload(prompt=40, completion=9, group=3)
@@ -97,6 +97,33 @@ def test_a_model_of_26b_parameters_is_told_without_loading_it(tmp_path):
     assert told.weight_bytes == pytest.approx(2 * told.parameters, rel=0.01)
     assert told.copy_bytes > 48e9  # twice the weights: what makes training of experts through PEFT so large
     assert told.adapter_bytes == 16 * told.adapter_parameters
+
+
+def test_26b_parameters_that_only_visit_the_device(tmp_path):
+    """Of Trinity Mini's shape: 46 GiB rest elsewhere, and one of 32 blocks, embedding and head are on the device."""
+    (tmp_path / "config.json").write_text(json.dumps(TRINITY_MINI))
+    told = footprint(tmp_path, LoraSection(rank=16), torch.bfloat16, Workload(), trainer(), "offload")
+    mixed = 128 * 3 * 1024 * 2048 + 3 * 1024 * 2048 + 128 * 2048  # experts, the shared one, the router
+    attention = 2048 * (2 * 4096 + 2 * 512) + 4096 * 2048
+    small = 4 * 2048 + 2 * 128 + 2 * 128  # norms of the block, of queries and keys, and the bias in float32
+    outside = 2 * 200192 * 2048 + 2048
+    assert told.weight_bytes == 2 * (mixed + attention + small + outside)
+    assert told.host_bytes == pytest.approx(2 * (told.parameters - outside), rel=1e-6)
+    inputs = 32 * (600 + 8 * 64) * 2048 * 2
+    assert inputs < told.activation_bytes < inputs + 3e9  # and those of one block, with the copies of its experts
+    assert told.training_bytes < 13 * 2**30
+    with pytest.raises(ConfigError, match="experts of afmoe"):
+        footprint(tmp_path, LoraSection(), torch.bfloat16, WORK, trainer(), "nf4")
+
+
+def test_a_dense_base_in_4_bits(tmp_path):
+    folder = described(tiny_llama(), tmp_path / "m")
+    full, told = (
+        footprint(folder, LoraSection(rank=4), torch.bfloat16, WORK, trainer(), load) for load in ("full", "nf4")
+    )
+    matrices = 3 * (48 * (48 + 48 + 16 + 16) + 3 * 48 * 96)
+    assert full.weight_bytes - told.weight_bytes == pytest.approx(matrices * (2 - 4.127 / 8), abs=2)
+    assert told.activation_bytes == full.activation_bytes and told.host_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 
 from peft.tuners.lora import ParamWrapper  # noqa: E402
 
-from harness.cli.model import trainer  # noqa: E402
 from harness.config.schema import LoraSection  # noqa: E402
 from harness.inference import parity  # noqa: E402
 from harness.inference.lora import attach_lora  # noqa: E402
 from harness.inference.parity import check_model, small_window  # noqa: E402
 from harness.inference.tree import TreeBatch  # noqa: E402
+from harness.training.parts import trainer  # noqa: E402
 from harness.training.policy import tree_logprobs  # noqa: E402
 from tests.torch_support import (  # noqa: E402
     CHAT_TEMPLATE,
