@@ -64,8 +64,9 @@ class Family:
         for index, places in enumerate(self.suffixes):
             tasks[0, index, :, : len(places)] = key[:, places]
             tasks[1, index, :, : len(places)] = value[:, places]
-        row_k, row_v = key.new_zeros(2, self.rows, heads, max_tokens, size)
-        self.layers.append(LayerCache(key[:, self.prefix], value[:, self.prefix], *tasks, row_k, row_v))
+        rows = key.new_zeros(2, self.rows, heads, max_tokens, size)
+        roots = key[:, self.prefix], value[:, self.prefix]
+        self.layers.append(LayerCache(*roots, tasks[0], tasks[1], rows[0], rows[1]))
 
     def window_bias(self, window: int, step: int) -> tuple[Tensor, Tensor]:
         """Return what a sliding window adds to the scores of root and suffix for the token being decoded.

@@ -51,12 +51,17 @@ class _PartedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: Sequence[Part], scaling: float) -> Tensor:
         exact = torch.promote_types(query.dtype, torch.float32)
-        merged = torch.zeros_like(query, dtype=exact)
-        total = query.new_full(query.shape[:3], float("-inf"), dtype=exact)
+        merged = torch.empty_like(query, dtype=exact)
+        total = query.new_empty(query.shape[:3], dtype=exact)
+        reached = 0
         for part in parts:
             piece, lse = _forward(
                 query[:, :, part.query], key[:, :, part.key], value[:, :, part.key], 0.0, part.causal, scale=scaling
             )
+            if part.query.start >= reached:  # nothing to merge with yet
+                merged[:, :, part.query], total[:, :, part.query] = piece, lse
+                reached = part.query.stop
+                continue
             before = total[:, :, part.query]
             after = torch.logaddexp(before, lse)
             so_far = merged[:, :, part.query]
@@ -87,7 +92,8 @@ def parted_attention(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[
     """Attend part by part; query, key and value (1, H, N, D) on the processor → (1, H, N, D).
 
     Args:
-        parts: cover every query at least once, and no pair of query and key twice.
+        parts: cover every query at least once, and no pair of query and key twice; the first to hold a query holds
+            none that an earlier part held.
         scaling: factor of the scores.
     """
     result: Tensor = _PartedAttention.apply(query, key, value, parts, scaling)

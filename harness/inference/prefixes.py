@@ -52,11 +52,11 @@ class Prefix:
                 yield from item.walk(path)
 
 
-def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
+def common_prefix(sequences: Sequence[tuple[int, ...]]) -> int:
     """Return how many leading tokens all sequences share, leaving each at least one of its own.
 
     Args:
-        sequences: of one type, so that they can be ordered; none of them empty.
+        sequences: none of them empty.
     """
     first, last = min(sequences), max(sequences)  # what these two share, all between them share
     limit = max(min(map(len, sequences)) - 1, 0)

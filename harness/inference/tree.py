@@ -221,7 +221,8 @@ def build_tree(
         return len(ids) - len(tokens)
 
     for place, path in shared_prefixes(prompts).walk():
-        prompt, depth, above = prompts[place], 0, ()
+        prompt, depth = prompts[place], 0
+        above: tuple[slice, ...] = ()
         for prefix in path:
             if prefix.key not in laid:
                 start = lay(prompt[prefix.start : prefix.stop], prefix.start)

@@ -1,13 +1,15 @@
-"""Adapted layers as single operations, for training: a linear layer, and a gated MLP of three of them.
+"""Layers as single operations, for training: adapted linear layers, a gated MLP of three, norms and rotations.
 
 PEFT computes `base(x) + scale * B(A(x))` with separate operations: the scaled product and the sum are
 passes over a tensor of the layer's output, and so are their gradients. On a processor these passes cost
 as much as the adapter's products. Here the products add into the layer's output in place. The MLP keeps
 only the outputs of its first two layers and computes their activation and product again in the backward pass,
-which halves what it stores.
+which halves what it stores. A norm and a rotation of queries and keys by their positions are two to four passes over
+their tensors in each direction, and one new tensor, where separate operations take up to eight of both.
 
 Sources: Hu et al. 2021 (LoRA, arXiv 2106.09685), equation 3; Shazeer 2020 (arXiv 2002.05202), equation 6
-(SwiGLU).
+(SwiGLU); Zhang and Sennrich 2019 (RMSNorm, arXiv 1910.07467), equation 4; Su et al. 2021 (RoPE, arXiv 2104.09864),
+equation 34.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ import torch.nn.functional as F
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor
 
+from harness.inference.tree import TreeBatch, tree_attention
+
 ADAPTER = "default"
+NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+ATTENTIONS = ("LlamaAttention", "Qwen2Attention")
+"""Those whose queries and keys are turned as they come out of their layers (Qwen3 has norms in between)."""
 
 
 class _Layer(NamedTuple):
@@ -109,6 +116,50 @@ class _AdaptedLinear(torch.autograd.Function):
         return to_inputs, None, None, to_a, to_b, None
 
 
+class _Norm(torch.autograd.Function):
+    """x / rms(x) * weight over the last dimension; the weight is frozen.
+
+    With s = (mean(x²) + ε)^(-1/2) and g the gradient times the weight: ∂x = s g - x s³ mean(g x).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        norm = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
+        scale = norm.square_().div_(inputs.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(inputs, weight, scale)
+        return (inputs * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        inputs, weight, scale = ctx.saved_tensors
+        gradient = gradients[0] * weight
+        along = torch.linalg.vecdot(gradient, inputs)[..., None].mul_(scale**3).div_(-inputs.shape[-1])
+        return gradient.mul_(scale).addcmul_(inputs, along), None, None
+
+
+def _rotate(inputs: Tensor, cosine: Tensor, sine: Tensor, sign: float) -> Tensor:
+    """Turn the halves of the last dimension (…, N, D) against each other; `sign` -1 turns them back."""
+    half = inputs.shape[-1] // 2
+    first, second = inputs[..., :half], inputs[..., half:]
+    output = inputs * cosine
+    output[..., :half].addcmul_(second, sine[..., :half], value=-sign)
+    output[..., half:].addcmul_(first, sine[..., half:], value=sign)
+    return output
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotary position embedding; the sine is the same for both halves, so the gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return _rotate(inputs, cosine, sine, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _rotate(gradients[0], *ctx.saved_tensors, -1.0), None, None
+
+
 def _is_plain(module: LoraLinear) -> bool:
     """Tell whether the layer is base plus one adapter, in one dtype, without dropout or variants."""
     base: Any = module.get_base_layer()
@@ -147,6 +198,36 @@ def _forward_mlp(self: Any, x: Tensor) -> Tensor:
     return output
 
 
+def _forward_norm(self: Any, hidden_states: Tensor) -> Tensor:
+    # transformers computes in float32 whatever the model is in
+    if not hidden_states.requires_grad or hidden_states.dtype is not torch.float32 or self.weight.requires_grad:
+        plain: Tensor = type(self).forward(self, hidden_states)
+        return plain
+    output: Tensor = _Norm.apply(hidden_states, self.weight, self.variance_epsilon)
+    return output
+
+
+def _forward_attention(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    **settings: Any,
+) -> tuple[Tensor, Tensor | None]:
+    if not torch.is_grad_enabled() or not isinstance(settings.get("tree"), TreeBatch):
+        inputs = {"position_embeddings": position_embeddings, "attention_mask": attention_mask}
+        plain: tuple[Tensor, Tensor | None] = type(self).forward(self, hidden_states, **inputs, **settings)
+        return plain
+    shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+    layers = (self.q_proj, self.k_proj, self.v_proj)
+    query, key, value = (layer(hidden_states).view(shape).transpose(1, 2) for layer in layers)
+    turn = [part[:, None] for part in position_embeddings]
+    query, key = _Rotation.apply(query, *turn), _Rotation.apply(key, *turn)
+    output, _ = tree_attention(self, query, key, value, None, self.scaling, tree=settings["tree"])
+    result: Tensor = self.o_proj(output.reshape(*shape[:-2], -1))
+    return result, None
+
+
 def _is_gated_mlp(module: Any) -> bool:
     """Tell whether a module is `down(silu(gate(x)) * up(x))` of three adapted layers without bias."""
     if type(module).__name__ not in ("LlamaMLP", "Qwen2MLP", "Qwen3MLP"):
@@ -158,10 +239,10 @@ def _is_gated_mlp(module: Any) -> bool:
 
 
 def fuse_adapters(model: Any) -> tuple[int, int]:
-    """Let plain LoRA layers of a PEFT model, and gated MLPs made of them, train as one operation each.
+    """Let plain LoRA layers of a PEFT model, gated MLPs made of them, norms and rotations train as one operation each.
 
-    A layer goes on as PEFT computes it wherever that differs: dropout, a merged or disabled adapter,
-    another dtype, several adapters. Calling it again changes nothing.
+    A layer goes on as PEFT and transformers compute it wherever that differs: dropout, a merged or disabled adapter,
+    another dtype, several adapters, attention without a tree. Calling it again changes nothing.
 
     Returns:
         How many linear layers and how many MLPs.
@@ -172,4 +253,9 @@ def fuse_adapters(model: Any) -> tuple[int, int]:
         layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
     for mlp in mlps:
         mlp.forward = MethodType(_forward_mlp, mlp)
+    for module in model.modules():
+        if type(module).__name__ in NORMS:
+            module.forward = MethodType(_forward_norm, module)
+        elif type(module).__name__ in ATTENTIONS:
+            module.forward = MethodType(_forward_attention, module)
     return len(layers), len(mlps)

@@ -31,11 +31,18 @@ class _TokenStatistics(torch.autograd.Function):
         entropies = torch.empty_like(temperatures)
         by_logprob = torch.empty_like(hidden) if gradients else None
         by_entropy = torch.empty_like(hidden) if gradients > 1 else None
+        rows = min(len(targets), CHUNK)
+        # made once: the page faults of new memory for every chunk would cost as much as the work on it
+        buffers = torch.empty(2, rows, len(weight), dtype=temperatures.dtype, device=hidden.device)
         for start in range(0, len(targets), CHUNK):
             part = slice(start, start + CHUNK)
             inverse = 1 / temperatures[part, None]
-            logits = (hidden[part] @ weight.T).to(temperatures.dtype).mul_(inverse)
-            logs = torch.log_softmax(logits, dim=-1)
+            logits, logs = buffers[:, : len(inverse)]
+            if hidden.dtype == logits.dtype:
+                torch.mm(hidden[part], weight.T, out=logits)
+            else:
+                logits.copy_(hidden[part] @ weight.T)
+            torch.log_softmax(logits.mul_(inverse), dim=-1, out=logs)
             probabilities = torch.exp(logs, out=logits)
             logprobs[part] = logs.gather(1, targets[part, None])[:, 0]
             if by_logprob is not None:

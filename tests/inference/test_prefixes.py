@@ -54,7 +54,7 @@ def test_an_empty_prompt_is_refused():
 
 
 def test_a_prompt_that_begins_another_keeps_a_token():
-    assert common_prefix([[1, 2, 3], [1, 2, 3, 4]]) == 2
+    assert common_prefix([(1, 2, 3), (1, 2, 3, 4)]) == 2
     assert common_prefix([(3,), (3,)]) == 0
     assert common_prefix([(1, 2, 9), (1, 2, 4), (1, 3, 4)]) == 1
 

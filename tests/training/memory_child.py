@@ -48,7 +48,7 @@ def update(room):
     wrapped = with_adapter(tiny_llama(layers=6))
     parameters = trainable(wrapped)
     before = {name: value.detach().clone() for name, value in parameters.items()}
-    optimizer = build_optimizer(parameters, OptimizerSection(name="sgd", momentum=0.0))
+    optimizer = build_optimizer(parameters, OptimizerSection(name="sgd", momentum=0.0, learning_rate=100.0))
     advantages = [0.5, -0.5, 0.25, -0.25]
     groups = [random_group(f"t{i}", [7] * 20 + [20 + i], [LENGTH] * ROWS, advantages, 128, i) for i in range(GROUPS)]
     section = TrainSection(entropy_beta=0.0, microbatch_tokens=room.tokens)

@@ -6,11 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # noqa: E402
+
 from harness.inference.lora import trainable  # noqa: E402
+from harness.inference.tree import ATTENTION, build_tree  # noqa: E402
 from harness.training import fused, head  # noqa: E402
 from harness.training.fused import fuse_adapters  # noqa: E402
 from harness.training.head import token_statistics  # noqa: E402
-from tests.torch_support import tiny_llama, with_adapter  # noqa: E402
+from harness.training.policy import tree_logprobs  # noqa: E402
+from tests.torch_support import tiny_llama, tiny_qwen, with_adapter  # noqa: E402
 
 IDS = torch.arange(3, 40)[None]
 
@@ -53,6 +57,52 @@ def test_fused_layers_are_used_and_keep_less():
     plain, ours = with_adapter(tiny_llama()), with_adapter(tiny_llama())
     fuse_adapters(ours)
     assert kept(ours) < 0.8 * kept(plain)
+
+
+def tree_gradients(model):
+    prompts = [[5, 6, 7, 8], [5, 6, 9], [40, 41]]
+    rows = [[list(range(50 + i, 53 + 4 * i + place)) for i in range(2)] for place in range(3)]
+    batch = build_tree(prompts, rows, torch.device("cpu"))
+    model.get_base_model().set_attn_implementation(ATTENTION)
+    for parameter in trainable(model).values():
+        parameter.grad = None
+    count = len(batch.target_ids())
+    logprobs, _ = tree_logprobs(model.get_base_model(), batch, torch.ones(count), False)
+    (logprobs * torch.linspace(-1, 1, count)).sum().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in trainable(model).values()])
+
+
+@pytest.mark.parametrize(("family", "rotations"), [("llama", 6), ("qwen2", 4), ("qwen3", 0)])
+def test_fused_norms_and_rotations_have_the_plain_gradient(family, rotations, monkeypatch):
+    def build():
+        return with_adapter(tiny_llama() if family == "llama" else tiny_qwen(int(family[-1])))
+
+    used = []
+    for kind in (fused._Norm, fused._Rotation):
+        monkeypatch.setattr(
+            kind, "apply", lambda *tensors, kind=kind, real=kind.apply: used.append(kind) or real(*tensors)
+        )
+    plain = tree_gradients(build())
+    assert not used
+    model = build()
+    fuse_adapters(model)
+    ours = tree_gradients(model)
+    assert used.count(fused._Rotation) == rotations and used.count(fused._Norm) >= 4
+    assert float((ours - plain).norm() / plain.norm()) < 1e-5
+
+
+def test_norm_and_rotation_have_the_gradient_of_their_values():
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(8, dtype=torch.float64) + 0.5
+    assert torch.autograd.gradcheck(lambda x: fused._Norm.apply(x, weight, 1e-5), inputs)
+    expected = torch.nn.functional.rms_norm(inputs, (8,), weight, 1e-5)
+    assert torch.allclose(fused._Norm.apply(inputs, weight, 1e-5), expected, rtol=0, atol=1e-12)
+    angles = torch.rand(5, 4, dtype=torch.float64)
+    cosine, sine = (torch.cat([part, part], dim=-1) for part in (angles.cos(), angles.sin()))
+    assert torch.autograd.gradcheck(lambda x: fused._Rotation.apply(x, cosine, sine), inputs)
+    theirs, _ = apply_rotary_pos_emb(inputs, inputs, cosine, sine, unsqueeze_dim=0)
+    assert torch.allclose(fused._Rotation.apply(inputs, cosine, sine), theirs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("change", ["dropout", "disabled", "no_grad", "dtype"])

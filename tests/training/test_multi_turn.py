@@ -123,7 +123,8 @@ def test_item_14_padding_changes_nothing_where_positions_are_given(left):
         assert (alone(base, rollout).detach() - reported(rollout)).abs().max() <= 1e-4
     own = groups(torch.float32)
     batch = micro_batch(own, CPU, torch.float32)
-    assert batch.tree.tokens == sum(len(g.prompt) + sum(len(r.token_ids) for r in g.rollouts) for g in own)
+    shared = {g.prompt[:end] for g in own for end in range(1, len(g.prompt))}  # a prompt's last token is its own
+    assert batch.tree.tokens == len(shared) + len(own) + sum(len(r.token_ids) for g in own for r in g.rollouts)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])

@@ -34,10 +34,13 @@ def some_groups():
 
 
 def learned(**changes):
-    """Do one update with plain gradient descent; return what the adapter became, the statistics and the room."""
+    """Do one update with plain gradient descent; return what the adapter became, the statistics and the room.
+
+    The rate is so large that what an update adds is not lost in the rounding of what it is added to.
+    """
     wrapped = with_adapter(tiny_llama())
     parameters = trainable(wrapped)
-    optimizer = build_optimizer(parameters, OptimizerSection(name="sgd", momentum=0.0))
+    optimizer = build_optimizer(parameters, OptimizerSection(name="sgd", momentum=0.0, learning_rate=100.0))
     section = TrainSection(entropy_beta=0.0, microbatch_tokens=4096, **changes)
     space = Room(section.microbatch_tokens)
     stats = update_policy(
@@ -101,7 +104,7 @@ def test_the_gradient_of_the_broken_try_is_thrown_away(monkeypatch):
     monkeypatch.setattr(policy, "tree_logprobs", fails_late)
     wrapped = with_adapter(tiny_llama())
     parameters = trainable(wrapped)
-    optimizer = build_optimizer(parameters, OptimizerSection(name="sgd", momentum=0.0))
+    optimizer = build_optimizer(parameters, OptimizerSection(name="sgd", momentum=0.0, learning_rate=100.0))
     section = TrainSection(entropy_beta=0.0, microbatch_tokens=25)
     update_policy(wrapped.get_base_model(), list(parameters.values()), optimizer, some_groups(), section, 1e9)
     found = {name: value.detach() for name, value in parameters.items()}
