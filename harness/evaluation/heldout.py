@@ -328,7 +328,7 @@ def _evaluate_run(
     recorder = Recorder(program, ledger, run, attempts[-1]["attempt"] if attempts else 0, context)
     prompts = run_prompts(program, config)
     rows = []
-    with _engine_of(config, loaded, folder, program.run_dir(run) / "logs" / "vllm_eval.log") as engine:
+    with engine_of(config, loaded, folder, program.run_dir(run) / "logs" / "vllm_eval.log") as engine:
         for suite in suites:
             components = prompts.get(suite.protocol.id)
             items = run_suite(suite, engine, loaded, context, components, on_progress)
@@ -339,7 +339,7 @@ def _evaluate_run(
 
 
 @contextmanager
-def _engine_of(config: RunConfig, loaded: LoadedModel, adapter: Path | None, log: Path) -> Iterator[Engine]:
+def engine_of(config: RunConfig, loaded: LoadedModel, adapter: Path | None, log: Path) -> Iterator[Engine]:
     """Yield the engine that a run samples with, with an adapter of it or none; it ends with the block.
 
     Raises:

@@ -10,12 +10,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.backends.local import check_leaks  # noqa: E402
-from harness.config.schema import EnvSection  # noqa: E402
+from harness.config.schema import EnvSection, RunConfig  # noqa: E402
 from harness.core.errors import ConfigError, RefusedError  # noqa: E402
 from harness.core.types import Completion, FailureClass, FinishReason  # noqa: E402
 from harness.envs.registry import ENVIRONMENTS  # noqa: E402
-from harness.evaluation.heldout import Recorder, load_suites, run_suite  # noqa: E402
+from harness.evaluation.heldout import Recorder, engine_of, load_suites, run_suite  # noqa: E402
 from harness.evaluation.records import read_items  # noqa: E402
+from harness.inference.engine import TransformersEngine  # noqa: E402
+from harness.inference.lora import save_adapter  # noqa: E402
 from harness.inference.models import LoadedModel  # noqa: E402
 from harness.ledger import Ledger  # noqa: E402
 from harness.program import Program, init_program  # noqa: E402
@@ -24,7 +26,10 @@ from harness.rollouts.collect import Sampling  # noqa: E402
 from harness.training.draws import TrainingEnv  # noqa: E402
 from harness.training.tasks import TaskStream  # noqa: E402
 from tests.rollouts.test_collect import END, Letters  # noqa: E402
+from tests.torch_support import loaded as load_tiny  # noqa: E402
+from tests.torch_support import tiny_llama, with_adapter  # noqa: E402
 from tests.toy_env import SPEC, Toy, ToyArgs  # noqa: E402
+from tests.training.second_model import SecondModel  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -238,3 +243,29 @@ def test_items_beyond_the_protocol_may_be_trained_on():
     check_leaks(training(env), load_suites(context()))
     with pytest.raises(RefusedError):
         check_leaks(training(env), load_suites(context(items=6)))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_a_run_is_evaluated_with_the_engine_it_samples_with(engine, tmp_path, monkeypatch):
+    """Both sample from the adapter on disk; a second model stands in for vLLM."""
+    started = []
+
+    def start(config, base, log):
+        started.append(SecondModel(log.parent))
+        return started[-1]
+
+    monkeypatch.setattr("harness.evaluation.heldout.start_engine", start)
+    trained = with_adapter(tiny_llama(), seed=5)
+    save_adapter(trained, tmp_path / "step_3")
+    config = RunConfig.model_validate({"hypothesis": "h", "backend": {"engine": engine}})
+    call = ([[1, 4, 5, 6]], 2, 6, 1.0, [[7, 8]])
+    expected = TransformersEngine(load_tiny(trained.get_base_model()), trained).generate(*call)
+    with engine_of(config, load_tiny(tiny_llama()), tmp_path / "step_3", tmp_path / "log") as found:
+        assert found.generate(*call) == expected
+    assert [one.closed for one in started] == ([True] if engine == "vllm" else [])
+    with engine_of(config, load_tiny(tiny_llama()), None, tmp_path / "log") as found:
+        drawn = found.generate(*call)
+    if engine == "transformers":
+        assert drawn == TransformersEngine(load_tiny(tiny_llama())).generate(*call) != expected
+    else:
+        assert started[-1].calls[-1][1] == "base"

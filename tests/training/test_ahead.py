@@ -198,7 +198,7 @@ def test_a_resume_takes_the_same_tasks_and_samples_pending_batches_again(tmp_pat
     assert found[4] == [3] and found[5] in (
         [3],
         [4],
-    )  # sampled from the policy of the checkpoint on, not from an older one
+    )  # from the policy of the checkpoint on
     assert rest.progress.tokens == sum(
         row["tokens"] for path in tmp_path.glob("part/rollouts/*/*") for row in read_rollouts(path)
     )

@@ -138,7 +138,8 @@ def test_a_run_samples_ahead_and_no_rollout_is_older_than_the_bound(shell, llama
 
 def killed_engine(shell, llama, root, mode):
     """Kill the engine of a run, resume it, then end the run itself in the hardest way that a user can."""
-    program: Program = program_for(shell, llama, root, backend__vllm__mode=mode, train__steps=400)
+    ahead = {"train__max_staleness": 1} if mode == "server" else {}  # a thread waits for the server when it dies
+    program: Program = program_for(shell, llama, root, backend__vllm__mode=mode, train__steps=400, **ahead)
     process = shell.start(program.root, "launch", RUN, "--json")
     children = until_a_new_row(program, process, 0)
     victim = next(child for child in children if child.ppid() == process.pid and is_vllm(child))
