@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from harness.core.errors import InfraError
 from harness.core.seat import Seat
@@ -66,11 +67,8 @@ class Ranks:
         interface = _LOOPBACK.get(sys.platform)
         if interface:  # all processes are on this machine: nothing listens to the outside
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        store: Any
-        if seat.store:
-            store = dist.FileStore(seat.store, seat.size)
-        else:
-            store, _, _ = next(dist.rendezvous("env://", seat.rank, seat.size, timeout=PATIENCE))
+        place = f"file://{seat.store}" if seat.store else "env://"
+        store, _, _ = next(rendezvous(place, seat.rank, seat.size, timeout=PATIENCE))
         store.set(f"here/{seat.rank}", json.dumps(this_process()))
         keys = [f"here/{rank}" for rank in range(seat.size)]
         while not store.check(keys):

@@ -100,7 +100,7 @@ def test_a_model_of_26b_parameters_is_told_without_loading_it(tmp_path):
 
 
 def test_26b_parameters_that_only_visit_the_device(tmp_path):
-    """Of Trinity Mini's shape: 46 GiB rest elsewhere, and one of 32 blocks, embedding and head are on the device."""
+    """Of Trinity Mini's shape: 47 GiB rest elsewhere, and one of 32 blocks, embedding and head are on the device."""
     (tmp_path / "config.json").write_text(json.dumps(TRINITY_MINI))
     told = footprint(tmp_path, LoraSection(rank=16), torch.bfloat16, Workload(), trainer(), "offload")
     mixed = 128 * 3 * 1024 * 2048 + 3 * 1024 * 2048 + 128 * 2048  # experts, the shared one, the router
