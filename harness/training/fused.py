@@ -157,7 +157,8 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _rotate(gradients[0], *ctx.saved_tensors, -1.0), None, None
+        cosine, sine = ctx.saved_tensors
+        return _rotate(gradients[0], cosine, sine, -1.0), None, None
 
 
 def _is_plain(module: LoraLinear) -> bool:
