@@ -129,6 +129,8 @@ class Workload:
         eval_prompt_tokens: tokens of a held-out prompt after the shared ones, on average.
         eval_tokens: tokens of a held-out completion, at most.
         evals: held-out evals of the whole run.
+        warmup_steps: supervised steps of a warm start.
+        warmup_items: demonstrations a step, each at most as long as a completion.
     """
 
     steps: int
@@ -143,6 +145,8 @@ class Workload:
     eval_prompt_tokens: int
     eval_tokens: int
     evals: int
+    warmup_steps: int = 0
+    warmup_items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +185,15 @@ def estimate(shape: ModelShape, work: Workload, flops_per_s: float, memory: int,
     step = prefill + 2 * weights * sampled / slow + 4 * weights * trained / fast
     eval_once = 2 * weights * work.eval_samples * work.eval_tokens / slow
     eval_once += 2 * weights * (work.shared_tokens + work.eval_samples * work.eval_prompt_tokens) / fast
+    shown = work.shared_tokens + work.warmup_items * (work.prompt_tokens + work.completion_tokens)
+    warm = work.warmup_steps * 4 * weights * shown / fast
     adapters = shape.adapter_parameters(work.rank)
     return Estimate(
         parameters=shape.parameters,
         adapter_parameters=adapters,
         step_s=step / processes,
         eval_s=eval_once / processes,
-        total_s=(work.steps * step + work.evals * eval_once) / processes,
+        total_s=warm + (work.steps * step + work.evals * eval_once) / processes,
         memory_bytes=memory,
         disk_bytes=int(adapters * 4 * (3 * 2 + work.evals)),
     )
@@ -239,7 +245,9 @@ def workload(config: RunConfig, context: Context) -> Workload:
         eval_samples=samples,
         eval_prompt_tokens=round(own / samples),
         eval_tokens=round(sum(env.items * env.samples * env.max_tokens * env.max_turns for env in evals) / samples),
-        evals=evals_of(config.train.steps, context.eval.interval),
+        evals=evals_of(config.train.steps, context.eval.interval) + (config.warmup.steps > 0),
+        warmup_steps=config.warmup.steps,
+        warmup_items=config.warmup.items_per_step,
     )
 
 

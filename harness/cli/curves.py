@@ -120,7 +120,7 @@ def _points(here: Program, runs: Sequence[RunState], metric: str) -> Iterator[Po
 def _held_out(runs: Sequence[RunState]) -> tuple[list[Point], list[str]]:
     """Return the held-out rewards by step, and the runs whose results do not compare with those of the newest one.
 
-    The base model's mean under the run's own prompt is its point at step 0.
+    The base model's mean under the run's own prompt is its point at step 0, or the warm start's where a run has one.
     """
     from harness.core.numbers import number_or_none
     from harness.ledger.results import current_evals, last_policy_evals, protocol_of, reference_protocols

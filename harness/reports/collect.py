@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.canonical import canonical_json, decode_number, sha256_file
 from harness.core.ids import check_name
+from harness.core.numbers import number_or_none
 from harness.core.types import Verdict
 from harness.ledger.results import current_evals
 from harness.reports.model import (
+    AnswerRow,
     AttemptRow,
     BaselineRow,
     ChangeRow,
@@ -22,8 +24,10 @@ from harness.reports.model import (
     Gates,
     LabelRow,
     Metrics,
+    ReferenceRow,
     ReportData,
     Sample,
+    WarmStart,
     metric_order,
 )
 from harness.reports.warn import damaged_files, find_warnings
@@ -76,6 +80,8 @@ def collect(
         capture=_capture(state.events, summary),
         packages={str(k): str(v) for k, v in sorted(summary.get("packages", {}).items())},
         notes=tuple(_note(note) for note in state.notes),
+        warm_starts=read_warm_starts(summary.get("warm_start", ())),
+        warm_start_told=warm_start_told(state.attempts),
     )
     return find_warnings(
         data,
@@ -254,6 +260,36 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif item not in (None, "", [], ()):
             flat[f"{prefix}{key}"] = item if isinstance(item, str) else canonical_json(item)
     return flat
+
+
+def read_warm_starts(rows: Sequence[Mapping[str, Any]]) -> tuple[WarmStart, ...]:
+    """Return the rows of a summary as the view-model; `warm_start_rows` made them."""
+    return tuple(
+        WarmStart(
+            env=str(row["env"]),
+            step=int(row["step"]),
+            gain={name: Estimate.read(row["gain"][name]) for name in metric_order(row["gain"])},
+            references=tuple(
+                ReferenceRow(str(one["name"]), float(decode_number(one["accuracy"])), Estimate.read(one["difference"]))
+                for one in row["references"]
+            ),
+            answers=tuple(AnswerRow(**one) for one in row["answers"]),
+        )
+        for row in rows
+    )
+
+
+def warm_start_told(attempts: Sequence[Mapping[str, Any]]) -> str:
+    """Return in one sentence what the warm start was, as the last attempt recorded it; empty without one."""
+    found = [warm for attempt in attempts if (warm := (attempt.get("summary") or {}).get("warmup"))]
+    if not found:
+        return ""
+    first, last = (number_or_none(found[-1].get(key)) for key in ("loss_first", "loss_last"))
+    fell = f"; loss {first:.3f} → {last:.3f} nats per token" if first is not None and last is not None else ""
+    return (
+        f"Before step 1: {found[-1].get('steps')} supervised steps on {found[-1].get('demonstrations')} training tasks "
+        f"({found[-1].get('tokens')} tokens of replies{fell})."
+    )
 
 
 def _gates(state: RunState, goal: Goal, evals: Sequence[Eval]) -> Gates:

@@ -184,6 +184,44 @@ class BaselineRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceRow:
+    """An answer that reads nothing, or only cue words, and the policy's accuracy minus its, on the same items."""
+
+    name: str
+    accuracy: float
+    difference: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRow:
+    """How often an answer is right among the held-out items, and how often it was given."""
+
+    answer: str
+    label: str
+    gold: int
+    warm: int
+    final: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """The policy's last eval in an environment against that of its own warm start, and references beside it.
+
+    Args:
+        step: of the last eval.
+        gain: last eval minus warm start, paired, by metric.
+        references: empty where the right answers are not known.
+        answers: likewise.
+    """
+
+    env: str
+    step: int
+    gain: Mapping[str, Estimate]
+    references: tuple[ReferenceRow, ...]
+    answers: tuple[AnswerRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportData:
     """Everything a report shows."""
 
@@ -215,11 +253,14 @@ class ReportData:
     packages: Mapping[str, str]
     notes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    warm_starts: tuple[WarmStart, ...] = ()
+    warm_start_told: str = ""
+    """What the warm start was, in one sentence; empty for a run without one."""
 
     def curve(self, env: str, prompt: str = "run") -> list[Eval]:
-        """Return the held-out evals of an environment by step; the base stands at step 0."""
-        points = {(e.step if e.subject == "policy" else 0): e for e in _base_first(self.evals, env, prompt)}
-        return [points[step] for step in sorted(points)]
+        """Return the held-out evals of an environment by step; the base comes first, then a warm start at step 0."""
+        chosen = [e for e in self.evals if e.env == env and e.prompt == prompt]
+        return sorted(chosen, key=lambda e: (e.subject == "policy", e.step))
 
     def base(self, env: str, prompt: str = "run") -> Eval | None:
         """Return the base model's eval under the run's or the shipped prompt."""
@@ -231,14 +272,17 @@ class ReportData:
         found = [e for e in self.curve(env) if e.subject == "policy"]
         return found[-1] if found else None
 
+    def warm(self, env: str) -> Eval | None:
+        """Return the eval of the policy after its warm start, before step 1."""
+        return next((e for e in self.curve(env) if e.subject == "policy" and e.step == 0), None)
+
+    def warm_start(self, env: str) -> WarmStart | None:
+        """Return what the loop added to the warm start in an environment."""
+        return next((warm for warm in self.warm_starts if warm.env == env), None)
+
     def eval_environments(self) -> list[str]:
         """Return the environments with held-out evals, by name."""
         return sorted({e.env for e in self.evals})
-
-
-def _base_first(evals: Sequence[Eval], env: str, prompt: str) -> list[Eval]:
-    chosen = [e for e in evals if e.env == env and e.prompt == prompt]
-    return sorted(chosen, key=lambda e: e.subject != "base")
 
 
 def reward_parts(names: Iterable[str], data: ReportData, env: str) -> list[str]:

@@ -103,7 +103,8 @@ def _heldout(data: ReportData, env: str) -> Plot | None:
     last = final.means[names[0]] if final else None
     summary = f"; {names[0]} ends at {last.mean:.3f}" if last else ""
     band = f"the band is the {data.confidence:.0%} interval, " if any(e.bounded for e in _all_means(curve)) else ""
-    caption = f"Held-out mean by training step; {band}step 0 is the base model."
+    begin = "step 0 is the base model" + (" and, above or below it, the warm start" if data.warm(env) else "")
+    caption = f"Held-out mean by training step; {band}{begin}."
     return Plot(f"heldout-{env}", png(figure), f"Held-out curves of {env}{summary}", caption)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from harness.core.numbers import spell_duration
@@ -23,8 +22,10 @@ from harness.reports.blocks import (
     strong,
     text,
 )
-from harness.reports.model import Estimate, Eval, GateRow, ReportData, Sample, metric_order, reward_parts
+from harness.reports.estimates import estimate, number
+from harness.reports.model import Eval, GateRow, ReportData, Sample, metric_order, reward_parts
 from harness.reports.plots import Plot
+from harness.reports.warmstart import warm_start_blocks
 from harness.reports.warn import top_answer_share
 
 _VERDICT_TONES: Mapping[str, Tone] = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.CANNOT_TELL: "warn"}
@@ -76,32 +77,6 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def estimate(value: Estimate | None, *, signed: bool = False, judged: bool = True) -> Inline:
-    """Return a mean with its interval, `0.431 (0.402 to 0.460)`; a dash when there is none.
-
-    Args:
-        value: the mean and its interval.
-        signed: it is a difference; bold when its interval leaves zero out.
-        judged: more is better, so above zero is green and below red; False for counts and lengths.
-    """
-    if value is None:
-        return text("—", "quiet")
-    sign = "+" if signed else ""
-    mean, low, high = (_number(part, sign) for part in (value.mean, value.low, value.high))
-    if not value.bounded:
-        return text(mean)
-    clear = signed and (value.low > 0 or value.high < 0)
-    tone: Tone = "" if not judged else "good" if value.low > 0 else "bad"
-    shown = strong(mean, tone) if clear else text(mean)
-    return (*shown, *text(" "), *text(f"({low} to {high})", "quiet"))
-
-
-def _number(value: float, sign: str = "") -> str:
-    if not math.isfinite(value):
-        return "not finite" if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    return f"{value:{sign}.3f}".replace("-", "−")
-
-
 def _head(data: ReportData) -> list[Block]:
     decision = (
         strong(data.decision, _DECISION_TONES.get(data.decision, "")) if data.decision else text("none yet", "quiet")
@@ -140,11 +115,14 @@ def _headline(data: ReportData, env: str) -> Inline:
     parts: Inline = ()
     for name in ("reward", "accuracy"):
         if name in final.means:
-            before = f"{_number(base.means[name].mean)} → " if base and name in base.means else ""
+            before = f"{number(base.means[name].mean)} → " if base and name in base.means else ""
             gain = final.gain.get(name)
-            parts += text(f"{' · ' if parts else ''}{name} {before}{_number(final.means[name].mean)}")
+            parts += text(f"{' · ' if parts else ''}{name} {before}{number(final.means[name].mean)}")
             if gain is not None:
                 parts += (*text(", gain "), *estimate(gain, signed=True))
+    warm = data.warm_start(env)
+    if warm and "accuracy" in warm.gain:
+        parts += (*text(" · accuracy over its own warm start "), *estimate(warm.gain["accuracy"], signed=True))
     return parts or text("no finite metric", "warn")
 
 
@@ -178,6 +156,7 @@ def _heldout(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
         blocks.append(Heading(3, env))
         blocks.append(Paragraph(text(_eval_line(data, shown))))
         blocks.append(_means(data, env, shown))
+        blocks += warm_start_blocks(data, env)
         blocks += _baselines(data, env)
         blocks += _figure(plots, f"gain-{env}")
     return blocks
@@ -221,7 +200,7 @@ def _means(data: ReportData, env: str, shown: Eval) -> Table:
 
 def _baselines(data: ReportData, env: str) -> list[Block]:
     rows = tuple(
-        (text(row.name), text(row.metric), text(_number(row.value))) for row in data.baselines if row.env == env
+        (text(row.name), text(row.metric), text(number(row.value))) for row in data.baselines if row.env == env
     )
     if not rows:
         return []
@@ -279,7 +258,7 @@ def _curves(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
         if len(points) > 1:
             rows = tuple(
                 (
-                    text("base" if p.subject == "base" else str(p.step)),
+                    text("base" if p.subject == "base" else str(p.step) if p.step else "0, warm start"),
                     text("—" if p.n is None else str(p.n)),
                     *(estimate(p.means.get(n)) for n in names),
                 )
@@ -416,9 +395,9 @@ def _environment(data: ReportData) -> list[Block]:
 
 def _sample(sample: Sample) -> list[Block]:
     verdict = "correct" if not sample.failure else f"failure class {sample.failure}"
-    facts = [f"reward {_number(sample.reward)}", verdict]
+    facts = [f"reward {number(sample.reward)}", verdict]
     if sample.advantage is not None:
-        facts.append(f"advantage {_number(sample.advantage, '+')}")
+        facts.append(f"advantage {number(sample.advantage, '+')}")
     if sample.tokens is not None:
         facts.append(f"{sample.tokens} tokens")
     if sample.finish:
@@ -428,7 +407,7 @@ def _sample(sample: Sample) -> list[Block]:
         Paragraph(text("Task ") + code(sample.task) + text(" · " + " · ".join(facts))),
     ]
     if sample.components:
-        parts = ", ".join(f"{name} {_number(value)}" for name, value in sample.components.items())
+        parts = ", ".join(f"{name} {number(value)}" for name, value in sample.components.items())
         blocks.append(Paragraph(text(f"Components: {parts}")))
     if sample.diagnostics:
         blocks.append(Paragraph(text("Verifier: " + "; ".join(f"{k}: {v}" for k, v in sample.diagnostics.items()))))

@@ -159,10 +159,16 @@ def baseline_rows(tasks: Mapping[str, Sequence[Task]]) -> list[dict[str, Any]]:
     """Return what each environment's model-free answers reach on the tasks that were evaluated."""
     rows: list[dict[str, Any]] = []
     for env, items in tasks.items():
-        name = f"harness.envs.{env}.baselines"
-        if env in ENVIRONMENTS and _exists(name):
+        name = baselines_module(env)
+        if name is not None:
             rows += _baselines(name, env, items)
     return rows
+
+
+def baselines_module(env: str) -> str | None:
+    """Return the name of an environment's module of model-free answers; None when it has none."""
+    name = f"harness.envs.{env}.baselines"
+    return name if env in ENVIRONMENTS and _exists(name) else None
 
 
 def _exists(module: str) -> bool:

@@ -106,6 +106,10 @@ def _policy(data: ReportData, env: str) -> list[str]:
         found.append(
             f"In {env} the reward rises but accuracy is not shown to: the gain may be one in form, not in knowledge."
         )
+    warm = data.warm_start(env)
+    beyond = warm.gain.get("accuracy") if warm else None
+    if beyond is not None and beyond.low <= 0:
+        found.append(f"In {env} accuracy is not shown to rise over the run's own warm start: the gain is that one's.")
     score = final.means.get("accuracy")
     for row in data.baselines:
         if score is not None and row.env == env and row.metric == "accuracy" and row.value >= score.mean:

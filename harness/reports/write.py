@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import ConfigError, NotFoundError
 from harness.core.files import atomic_write
@@ -39,7 +40,11 @@ from harness.reports.summary import (
     redistributable,
     training_args,
 )
+from harness.reports.warmstart import warm_start_rows
 from harness.reports.warn import damaged_files
+
+if TYPE_CHECKING:
+    from harness.core.types import Task
 
 MAX_FOLDER_BYTES = 5_000_000
 METRICS, ROLLOUTS, SUMMARY = "data/metrics.csv", "data/rollouts.jsonl", "data/summary.json"
@@ -200,6 +205,7 @@ def compact_files(program: Program, state: RunState, context: Context) -> dict[s
     # an import without metrics, or a run that was never started: evals and ledger are all there is
     tasks = evaluated_tasks(program.root, state, context)
     derived = {"labels": label_rows(program.root, state, tasks), "baselines": baseline_rows(tasks)}
+    derived |= _warm_start(program, state, tasks, context)
     return {METRICS: "step\n", ROLLOUTS: "", SUMMARY: dump_summary({**EMPTY, **derived})}
 
 
@@ -228,9 +234,18 @@ def _from_outputs(program: Program, outputs: Path, state: RunState, context: Con
         "baselines": baseline_rows(tasks),
         "broken_lines": len(damaged.get("metrics.jsonl", ())),
     }
+    summary |= _warm_start(program, state, tasks, context)
     if damaged:  # left out otherwise, so that reports of whole files keep their bytes
         summary["damaged"] = [{"file": name, "lines": lines} for name, lines in sorted(damaged.items())]
     return {METRICS: metrics_csv(merge_metrics(rows)), ROLLOUTS: "".join(lines), SUMMARY: dump_summary(summary)}
+
+
+def _warm_start(
+    program: Program, state: RunState, tasks: Mapping[str, Sequence[Task]], context: Context
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the summary's member for a run with a warm start; others have none, so their reports keep their bytes."""
+    rows = warm_start_rows(program.root, state, tasks, float(context.eval.confidence))
+    return {"warm_start": rows} if rows else {}
 
 
 def _stored_rollouts(folder: Path) -> dict[str, dict[int, Path]]:

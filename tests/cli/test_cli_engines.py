@@ -153,6 +153,9 @@ def test_estimate_grows_with_the_work():
     assert estimate.estimate(shape, estimate.Workload(**values), 200e9, 1).step_s == pytest.approx(base.step_s / 2)
     shared = estimate.Workload(**values | {"shared_tokens": 500, "prompt_tokens": 100})
     assert estimate.estimate(shape, shared, 100e9, 1).step_s < base.step_s
+    warm = estimate.estimate(shape, estimate.Workload(**values | {"warmup_steps": 5, "warmup_items": 8}), 100e9, 1)
+    assert base.total_s < warm.total_s < base.total_s + 5 * base.step_s  # replies are only read
+    assert warm.step_s == base.step_s
     assert [estimate.evals_of(30, 10), estimate.evals_of(25, 10), estimate.evals_of(5, 10)] == [4, 4, 2]
 
 

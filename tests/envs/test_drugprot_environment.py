@@ -253,6 +253,13 @@ def test_baselines_know_more_than_one_letter(env):
         accuracy((), keyword_baseline)
 
 
+def test_a_prompt_may_go_without_examples(env):
+    task = env.tasks("train")[0]
+    shipped, short = env.start(task).messages, env.start(task, {"demonstrations": ""}).messages
+    assert [message.role for message in short] == ["system", "user"]
+    assert short == (shipped[0], shipped[-1])
+
+
 def test_every_training_task_has_a_demonstration_that_is_scored_as_right(env):
     for task in (*env.tasks("train"), *env.tasks("heldout-permuted")):
         text = demonstration(env, task)

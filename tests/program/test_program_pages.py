@@ -187,6 +187,8 @@ def test_prompts(program):
     path.parent.mkdir(parents=True)
     path.write_text('source = "by hand"\n[components]\nsystem = "Answer."\n')
     assert read_prompt(program, "drugprot", "p1") == {"system": "Answer."}
+    path.write_text('[components]\ndemonstrations = ""\n')  # a text may be taken away
+    assert read_prompt(program, "drugprot", "p1") == {"demonstrations": ""}
     path.write_text('[component]\nsystem = "x"\n')
     with pytest.raises(ConfigError, match=r"unknown key 'component'|'components' is missing"):
         read_prompt(program, "drugprot", "p1")
