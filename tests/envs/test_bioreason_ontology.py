@@ -225,9 +225,9 @@ def test_the_shipped_release():
         "cellular_component",
     }
     assert shipped.canonical("GO:0000004").status == "alt"
-    assert shipped.id(shipped.index_of("GO:0000004")) == "GO:0008150"
+    assert shipped.canonical("GO:0000004").id == "GO:0008150"
     assert shipped.canonical("GO:0000005").status == "obsolete"
-    kinase = {shipped.name(int(i)) for i in shipped.ancestors(shipped.index_of("GO:0004713"))}
+    kinase = {shipped.name(int(i)) for i in shipped.ancestors(shipped.terms.index("GO:0004713"))}
     assert {"protein tyrosine kinase activity", "protein kinase activity", "molecular_function"} <= kinase
     for aspect, root in shipped.roots.items():  # every term reaches the root of its aspect, and that root only
         reached = np.isin(shipped.indices, [root])
@@ -245,7 +245,7 @@ def test_the_whole_export_gives_the_documented_counts():
     assert export.sha == load_shipped().sha
     names = _independent_ancestors({"GO:0004713", "GO:0048008", "GO:0005886", "GO:0006468", "GO:0070374"})
     for start, expected in names.items():
-        assert set(ids(export, export.ancestors(export.index_of(start)))) == expected
+        assert set(ids(export, export.ancestors(export.terms.index(start)))) == expected
 
 
 def _column(table, column=0):
