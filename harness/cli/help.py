@@ -33,6 +33,7 @@ ENVIRONMENT: dict[str, str] = {
     "HARNESS_ACTOR": "who acts, as KIND:NAME with KIND person, agent or ci; recorded in the ledger",
     "HARNESS_NO_INPUT": "when set, nothing is ever asked",
     "HARNESS_DRUGPROT": "folder or file with the official DrugProt release, when env.drugprot.args.path is not set",
+    "HARNESS_BIOREASON_GO": "file or folder of bioreason-go records, when args.path and args.hub are not set",
     "HARNESS_DEBUG": "when set, a bug also prints its traceback",
     "NO_COLOR": "when set, no colour on a terminal; TERM=dumb has the same effect",
 }
