@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from harness.core.canonical import content_sha
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
@@ -81,6 +81,15 @@ class Environment(Protocol):
 
     def score(self, task: Task, episode: Episode) -> Score:
         """Score an episode. Pure, and total: any text gets a score."""
+        ...
+
+
+@runtime_checkable
+class HasDataNotes(Protocol):
+    """What an environment may offer beside the rest: what belongs beside any result on its data."""
+
+    def data_notes(self) -> Mapping[str, str]:
+        """Return short texts by name: releases, what was left out, which fields carry the answer."""
         ...
 
 

@@ -24,6 +24,8 @@ from harness.envs.bioreason_go.terms import ASPECTS, Aspect
 ENV = "bioreason-go"
 FORMAT = "bioreason-go proteins 1"
 NOTHING = "none"
+MOST_LINES = 8
+"""Domains and partners that a prompt shows at most."""
 Lists = Mapping[Aspect, Sequence[str]]
 _HINT = "build the data again with scripts/build_bioreason_go.py"
 
@@ -35,6 +37,7 @@ class ProteinRecord:
     Args:
         id: unique and stable, `ncbi-1956` or the protein id of the source.
         gene: symbol; empty when the source has none.
+        name: what the source calls it; may be empty.
         domains: ids, or lines of domains with their names.
         partners: interaction partners, as lines of text.
         candidates: guessed ids by aspect, to be judged; never made from the protein's own annotation.
@@ -133,12 +136,12 @@ def task_of(record: ProteinRecord, ontology: Ontology) -> Task:
     labels = {aspect: list(record.labels.get(aspect, ())) for aspect in ASPECTS}
     fields = {
         "gene": record.gene or record.id,
-        "name": record.name,
-        "organism": record.organism,
-        "domains": ", ".join(record.domains) or NOTHING,
-        "partners": ", ".join(record.partners) or NOTHING,
+        "name": record.name or record.gene or record.id,
+        "organism": record.organism or NOTHING,
+        "domains": "\n".join(record.domains[:MOST_LINES]) or NOTHING,
+        "partners": "\n".join(record.partners[:MOST_LINES]) or NOTHING,
+        "notes": "\n".join(f"{name}: {' '.join(text.split())}" for name, text in record.notes.items()) or NOTHING,
         **{aspect: candidate_lines(record.candidates.get(aspect, ()), ontology) for aspect in ASPECTS},
-        **record.notes,
     }
     return Task(
         id=record.id,
