@@ -73,6 +73,7 @@ def collect(
         samples=samples,
         labels=tuple(LabelRow(**row) for row in summary.get("labels", ())),
         baselines=tuple(BaselineRow(**row) for row in summary.get("baselines", ())),
+        parts=tuple(PartRow(**row) for row in summary.get("parts", ())),
         capture=_capture(state.events, summary),
         packages={str(k): str(v) for k, v in sorted(summary.get("packages", {}).items())},
         notes=tuple(_note(note) for note in state.notes),

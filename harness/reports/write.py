@@ -36,6 +36,7 @@ from harness.reports.summary import (
     evaluated_tasks,
     label_rows,
     parse_summary,
+    part_rows,
     redistributable,
     training_args,
 )
@@ -228,7 +229,9 @@ def _from_outputs(program: Program, outputs: Path, state: RunState, context: Con
         "baselines": baseline_rows(tasks),
         "broken_lines": len(damaged.get("metrics.jsonl", ())),
     }
-    if damaged:  # left out otherwise, so that reports of whole files keep their bytes
+    if parts := part_rows(program.root, state, tasks):  # left out otherwise, so that older reports keep their bytes
+        summary["parts"] = parts
+    if damaged:  # as above
         summary["damaged"] = [{"file": name, "lines": lines} for name, lines in sorted(damaged.items())]
     return {METRICS: metrics_csv(merge_metrics(rows)), ROLLOUTS: "".join(lines), SUMMARY: dump_summary(summary)}
 

@@ -2,10 +2,12 @@
 
 Sources: Resnik 1995 (IJCAI, equation 2); Lin 1998 (ICML, section 2.3); Pesquita et al. 2008 (BMC Bioinformatics 9,
 suppl. 5, S4) for simGIC. Where a definition says nothing: terms of different aspects have no common ancestor,
-so Resnik and Lin are 0, and 0 / 0 counts as 0.
+so Resnik and Lin are 0; Lin is 0 for a term without information, whose own is unknown or nothing.
 
-Scores equal go3 2.0.0 to 1e-6 on canonical ids (`tests/envs/data/go3_similarity.json`), given the same graph and
-counts without a pseudocount. An alternative id is no node here: resolve it with `Ontology.index_of` first.
+Scores equal go3 2.0.0 to 1e-6 on canonical ids (`scripts/go3_reference.py`), given the same graph and counts without
+a pseudocount, in all but two cases. go3 takes the deepest common ancestor, which is not always the most informative
+one that Resnik defines: then its Resnik and Lin are smaller. And it gives Lin 1 for a root with itself.
+An alternative id is no node here: resolve it with `Ontology.index_of` first.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ def resnik(ontology: Ontology, ic: Numbers, first: int, second: int) -> float:
 
 def lin(ontology: Ontology, ic: Numbers, first: int, second: int) -> float:
     """Return 2 IC(common ancestor) / (IC(first) + IC(second)), in [0, 1]; arguments as in `resnik`."""
-    total = float(ic[first] + ic[second])
-    return 2 * resnik(ontology, ic, first, second) / total if total > 0 else 0.0
+    one, other = float(ic[first]), float(ic[second])
+    return 2 * resnik(ontology, ic, first, second) / (one + other) if one > 0 and other > 0 else 0.0
 
 
 def simgic(ontology: Ontology, ic: Numbers, first: Sequence[int], second: Sequence[int]) -> float:

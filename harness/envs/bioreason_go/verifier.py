@@ -31,12 +31,15 @@ from __future__ import annotations
 
 import re
 import threading
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.core.canonical import content_sha, sha256_hex
@@ -44,7 +47,7 @@ from harness.core.types import Episode, FailureClass, FinishReason, Score
 from harness.envs.bioreason_go.answer import Lists, read_answer
 from harness.envs.bioreason_go.feedback import feedback
 from harness.envs.bioreason_go.information import Information, Numbers
-from harness.envs.bioreason_go.ontology import Indices, Ontology
+from harness.envs.bioreason_go.ontology import Ontology
 from harness.envs.bioreason_go.terms import ASPECTS, Aspect
 
 RULES_VERSION = "1"
@@ -105,7 +108,7 @@ class Gold:
     """
 
     aspects: Mapping[Aspect, GoldAspect]
-    closure: Indices
+    closure: npt.NDArray[np.intp]
 
 
 class AspectResult(NamedTuple):
@@ -184,7 +187,8 @@ class Scorer:
         self._worst = {a: float(self._ic[aspects == numbers[a]].max(initial=0.0)) for a in ASPECTS}
         self._bins = 2 * aspects  # + 1 for a term that is a label
         self._bins[list(self._roots)] = 2 * len(ASPECTS)  # a bin of their own, not read
-        self._rows = [ontology.ancestors(index) for index in range(len(ontology))]
+        rows = ontology.indices.astype(np.intp)  # what indexing would otherwise convert to every time
+        self._rows = [rows[start:end] for start, end in pairwise(ontology.indptr.tolist())]
         self._scratch = _Scratch(len(ontology))
         self._paid = {name: weight for name, weight in self.weights.model_dump().items() if weight > 0}
 
@@ -195,7 +199,7 @@ class Scorer:
             labels: ids of each aspect; ids that are not current, and ids of another aspect, are left out.
         """
         terms = {aspect: self._resolve(labels.get(aspect, ()), aspect).terms for aspect in ASPECTS}
-        closure = self.ontology.closure(sorted(term for part in terms.values() for term in part))
+        closure = self.ontology.closure(sorted(term for part in terms.values() for term in part)).astype(np.intp)
         sizes, ic, ia = self._sums(frozenset().union(*terms.values()), closure)
         aspects = {
             aspect: GoldAspect(terms[aspect], sizes[2 * number + 1], ic[2 * number + 1], ia[2 * number + 1])
@@ -263,7 +267,7 @@ class Scorer:
             )
         return results
 
-    def _sums(self, terms: frozenset[int], closure: Indices) -> tuple[list[int], list[float], list[float]]:
+    def _sums(self, terms: frozenset[int], closure: npt.NDArray[np.intp]) -> tuple[list[int], list[float], list[float]]:
         """Return number, IC and IA of the terms' closures, all aspects in one pass.
 
         Entry 2a of each list is of the terms of aspect a outside the other closure, 2a + 1 of those inside.
@@ -274,11 +278,13 @@ class Scorer:
         rows = np.concatenate([self._rows[term] for term in terms])
         order = np.arange(len(rows), dtype=np.int32)
         scratch.seen[rows] = order
-        union = rows[scratch.seen[rows] == order]  # each term once, where it stands last
+        union = rows[scratch.seen.take(rows) == order]  # each term once, where it stands last
         scratch.stamp += 1
         scratch.gold[closure] = scratch.stamp
-        bins = self._bins[union] + (scratch.gold[union] == scratch.stamp)
-        sizes, ic, ia = (np.bincount(bins, weights, _BINS) for weights in (None, self._ic[union], self._ia[union]))
+        bins = self._bins.take(union) + (scratch.gold.take(union) == scratch.stamp)
+        sizes, ic, ia = (
+            np.bincount(bins, weights, _BINS) for weights in (None, self._ic.take(union), self._ia.take(union))
+        )
         return sizes.tolist(), ic.tolist(), ia.tolist()
 
     def _resolve(self, entries: Iterable[str], aspect: Aspect) -> Resolved:
@@ -321,10 +327,11 @@ class Scorer:
 
     def _answer_key(self, results: Mapping[Aspect, AspectResult]) -> str:
         """Return how many ids the answer lists and a hash of which: equal for equal answers, short for the ledger."""
-        parts = [sorted(result.terms) for result in results.values()]
-        wrong = [sorted(entry for entries in r.wrong.values() for entry in entries) for r in results.values()]
-        counts = ", ".join(f"{result.listed} {aspect}" for aspect, result in results.items())
-        return f"{counts} ids, {sha256_hex(f'{parts}{wrong}'.encode('utf-8', 'replace'))[:10]}"
+        every = results.values()
+        terms = array("i", sorted(frozenset().union(*[result.terms for result in every]))).tobytes()
+        wrong = [sorted(entry for kind in result.wrong.values() for entry in kind) for result in every]
+        counts = ", ".join([f"{result.listed} {aspect}" for aspect, result in results.items()])
+        return f"{counts} ids, {sha256_hex(terms + ascii(wrong).encode())[:10]}"
 
 
 def _last_reply(episode: Episode) -> str:
