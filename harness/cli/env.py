@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,12 +16,13 @@ from harness.core.errors import NotFoundError, UsageError
 from harness.core.names import did_you_mean
 
 if TYPE_CHECKING:
-    from harness.core.types import Message, Score, Task
+    from harness.core.types import FinishReason, Message, Score, Task
     from harness.envs.base import Environment, Session
 
 app = new_app(
     "harness env list",
     "harness env show drugprot",
+    "harness env score answers.jsonl --env bioreason-go",
     no_args_is_help=True,
     help="List environments, show a task as the model sees it, score an answer.",
 )
@@ -31,6 +33,7 @@ TaskOption = Annotated[str, typer.Option("--task", metavar="ID", help="Task id; 
 SplitOption = Annotated[str, typer.Option("--split", help="Split the task is in.")]
 ArgOption = Annotated[list[str], typer.Option("--arg", metavar="KEY=VALUE", help="Environment argument; repeatable.")]
 MAX_TURNS = 32
+REPLY_TOKENS = 256
 
 
 @command(app, "list", "harness env list", "harness env list --json")
@@ -49,6 +52,8 @@ def show(name: NameArg, task: TaskOption = "", split: SplitOption = "heldout", a
 
     Also lists the versions, the reward components and the arguments of the environment.
     """
+    from harness.envs.base import HasDataNotes
+
     env, chosen, count = _load(name, task, split, arg)
     session = env.start(chosen)
     data: dict[str, Any] = {
@@ -65,6 +70,7 @@ def show(name: NameArg, task: TaskOption = "", split: SplitOption = "heldout", a
         "answer": chosen.answer,
         "label": chosen.label,
         "meta": dict(chosen.meta),
+        "data": dict(env.data_notes()) if isinstance(env, HasDataNotes) else {},
     }
 
     def lines() -> list[Line]:
@@ -74,6 +80,7 @@ def show(name: NameArg, task: TaskOption = "", split: SplitOption = "heldout", a
                 ("environment", f"{env.id} {env.version}, verifier {env.verifier_version}"),
                 ("components", ", ".join(env.component_names())),
                 ("arguments", arguments or "none"),
+                *data["data"].items(),
                 ("task", f"{chosen.id} ({split}, {count} tasks)"),
             ]
         )
@@ -89,6 +96,7 @@ def show(name: NameArg, task: TaskOption = "", split: SplitOption = "heldout", a
     "try",
     'harness env try drugprot --answer "<think>…</think> \\\\boxed{E}"',
     "harness env try drugprot --answer - < answer.txt",
+    "harness env try bioreason-go --model smollm2-135m",
 )
 def try_answer(
     name: NameArg,
@@ -96,20 +104,24 @@ def try_answer(
     task: TaskOption = "",
     split: SplitOption = "heldout",
     arg: ArgOption = [],  # noqa: B006
+    model: Annotated[str, typer.Option(metavar="NAME", help="A base model answers, greedily, with 256 tokens.")] = "",
 ) -> Result:
     """Play one task and score the answer.
 
-    On a terminal without --answer the task is shown and the reply is read from the keyboard.
+    On a terminal without --answer and --model the task is shown and the reply is read from the keyboard.
     """
     from harness.core.types import Episode, FinishReason
 
+    if model and answer:
+        raise UsageError("both --model and --answer are given", "leave one of them out")
     env, chosen, _ = _load(name, task, split, arg)
     session = env.start(chosen)
-    messages = _play(session, list(answer))
-    score = env.score(chosen, Episode(chosen.id, tuple(messages), FinishReason.STOP))
+    messages, finish = _ask(session, model) if model else (_play(session, list(answer)), FinishReason.STOP)
+    score = env.score(chosen, Episode(chosen.id, tuple(messages), finish))
     data = {
         "env": env.id,
         "task": chosen.id,
+        "reply": messages[-1].content,
         "verifier": env.verifier_version,
         "reward": score.reward,
         "components": dict(score.components),
@@ -118,7 +130,68 @@ def try_answer(
         "failure": score.failure,
         "answer": chosen.answer,
     }
-    return Result(data, lambda: _score_lines(score, chosen))
+
+    def lines() -> list[Line]:
+        said = _conversation(messages[-1:]) if model else []
+        return [*said, *_score_lines(score, chosen)]
+
+    return Result(data, lines, multiline=bool(model))
+
+
+@command(
+    app,
+    "score",
+    "harness env score answers.jsonl --env bioreason-go",
+    "harness env score answers.jsonl --env bioreason-go --split train --json",
+)
+def score_file(
+    file: Annotated[Path, typer.Argument(help='JSON lines {"task": ID, "completion": TEXT}, optionally "finish".')],
+    env: Annotated[str, typer.Option("--env", metavar="ENV", help="Environment of the tasks.")],
+    split: SplitOption = "heldout",
+    arg: ArgOption = [],  # noqa: B006
+) -> Result:
+    """Score completions that were made elsewhere, each with its task id.
+
+    A line may hold "finish": "length" for a completion that was cut off; other members are ignored, so
+    files of rollouts can be scored again. A task may occur several times.
+    """
+    from harness.cli.env_score import means, score_lines
+    from harness.envs.registry import load_environment
+
+    loaded = load_environment(env, parse_arguments(arg))
+    rows = score_lines(file, loaded, split)
+    summary = means(rows)
+    counts = {"total": len(rows), "tasks": len({row["task"] for row in rows})}
+    data = rows_document(rows, counts, False)
+    data |= {"env": loaded.id, "split": split, "verifier": loaded.verifier_version, "means": summary}
+
+    def lines() -> list[Line]:
+        head = fields([("environment", f"{loaded.id}, verifier {loaded.verifier_version}"), *counts.items()])
+        return [*head, *table(["mean of", "value"], list(summary.items()))]
+
+    return Result(data, lines)
+
+
+def _ask(session: Session, model: str) -> tuple[list[Message], FinishReason]:
+    """Let a base model reply until the session is over, and return the conversation and how the last reply ended."""
+    from harness.config.schema import ModelSection
+    from harness.core.types import FinishReason, Message
+    from harness.inference.chat import decode, render_chat
+    from harness.inference.engine import TransformersEngine
+    from harness.inference.models import load_model
+
+    loaded = load_model(ModelSection(name=model))
+    engine, messages, finish = TransformersEngine(loaded), list(session.messages), FinishReason.MAX_TURNS
+    for _ in range(MAX_TURNS):
+        prompt = render_chat(loaded.tokenizer, messages)
+        completion = engine.generate([prompt], 1, REPLY_TOKENS, 0.0, [[0]])[0][0]
+        reply, finish = decode(loaded.tokenizer, completion.token_ids, loaded.eos_ids), completion.finish_reason
+        messages.append(Message("assistant", reply))
+        following = session.step(reply)
+        if following is None or finish is FinishReason.LENGTH:
+            break
+        messages += following
+    return messages, finish
 
 
 def _play(session: Session, answers: list[str]) -> list[Message]:
@@ -195,10 +268,13 @@ def parse_arguments(pairs: list[str]) -> dict[str, Any]:
 
 def _arguments(name: str) -> dict[str, Any]:
     """Return the arguments of an environment with their defaults."""
+    from pydantic import BaseModel
+
     from harness.envs.registry import ENVIRONMENTS
 
     model = ENVIRONMENTS[name].args
-    return {key: None if field.is_required() else field.default for key, field in model.model_fields.items()}
+    plain = {key: None if field.is_required() else field.default for key, field in model.model_fields.items()}
+    return {key: value.model_dump() if isinstance(value, BaseModel) else value for key, value in plain.items()}
 
 
 def _message(message: Message) -> dict[str, str]:

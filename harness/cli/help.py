@@ -34,6 +34,7 @@ ENVIRONMENT: dict[str, str] = {
     "HARNESS_NO_INPUT": "when set, nothing is ever asked",
     "HARNESS_DRUGPROT": "folder or file with the official DrugProt release, when env.drugprot.args.path is not set",
     "HARNESS_STORE": "file in which the processes of a run find each other; a launch sets it for those it starts",
+    "HARNESS_BIOREASON_GO": "file or folder of bioreason-go records, when args.path and args.hub are not set",
     "HARNESS_DEBUG": "when set, a bug also prints its traceback",
     "NO_COLOR": "when set, no colour on a terminal; TERM=dumb has the same effect",
 }

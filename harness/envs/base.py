@@ -101,6 +101,15 @@ def demonstration(env: Environment, task: Task) -> str | None:
     return env.demonstration(task) if isinstance(env, Demonstrates) else None
 
 
+@runtime_checkable
+class HasDataNotes(Protocol):
+    """What an environment may offer beside the rest: what belongs beside any result on its data."""
+
+    def data_notes(self) -> Mapping[str, str]:
+        """Return short texts by name: releases, what was left out, which fields carry the answer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SingleTurnSession:
     """A session that ends with the first reply."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from harness.core.errors import ConfigError, NotFoundError
 from harness.core.names import did_you_mean
 from harness.envs.base import Environment, check_disjoint, tasks_sha
+from harness.envs.bioreason_go.environment import BioReasonGo, BioReasonGoArgs
 from harness.envs.drugprot.environment import DrugProt, DrugProtArgs
 
 __all__ = ["ENVIRONMENTS", "EnvSpec", "check_disjoint", "load_environment", "tasks_sha"]
@@ -57,12 +58,22 @@ def _drugprot(args: Mapping[str, Any]) -> Environment:
     return DrugProt(parse_args("drugprot", DrugProtArgs, args))
 
 
+def _bioreason_go(args: Mapping[str, Any]) -> Environment:
+    return BioReasonGo(parse_args("bioreason-go", BioReasonGoArgs, args))
+
+
 ENVIRONMENTS: dict[str, EnvSpec] = {
     "drugprot": EnvSpec(
         "drugprot",
         _drugprot,
         "name the relation between a drug or chemical and a gene or protein in an abstract (13 choices)",
         DrugProtArgs,
+    ),
+    "bioreason-go": EnvSpec(
+        "bioreason-go",
+        _bioreason_go,
+        "judge guessed Gene Ontology terms of a protein, answer with one JSON object of ids",
+        BioReasonGoArgs,
     ),
 }
 

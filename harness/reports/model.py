@@ -222,6 +222,22 @@ class WarmStart:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRow:
+    """A metric that has no mean over all items of an eval: of a part of them, or of the set as a whole.
+
+    Args:
+        n: items it was computed from.
+        base, policy: None where that eval lacks it.
+    """
+
+    env: str
+    metric: str
+    n: int
+    base: float | None
+    policy: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReportData:
     """Everything a report shows."""
 
@@ -249,6 +265,7 @@ class ReportData:
     samples: tuple[Sample, ...]
     labels: tuple[LabelRow, ...]
     baselines: tuple[BaselineRow, ...]
+    parts: tuple[PartRow, ...]
     capture: Mapping[str, str]
     packages: Mapping[str, str]
     notes: tuple[str, ...]

@@ -157,6 +157,7 @@ def _heldout(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
         blocks.append(Paragraph(text(_eval_line(data, shown))))
         blocks.append(_means(data, env, shown))
         blocks += warm_start_blocks(data, env)
+        blocks += _parts(data, env)
         blocks += _baselines(data, env)
         blocks += _figure(plots, f"gain-{env}")
     return blocks
@@ -198,16 +199,32 @@ def _means(data: ReportData, env: str, shown: Eval) -> Table:
     return Table(("Metric", *evals, *gains), rows, frozenset(range(1, 1 + len(evals) + len(gains))))
 
 
-def _baselines(data: ReportData, env: str) -> list[Block]:
+def _parts(data: ReportData, env: str) -> list[Block]:
     rows = tuple(
-        (text(row.name), text(row.metric), text(number(row.value))) for row in data.baselines if row.env == env
+        (text(row.metric), text(str(row.n)), *(text("—" if v is None else number(v)) for v in (row.base, row.policy)))
+        for row in data.parts
+        if row.env == env
     )
     if not rows:
         return []
     return [
-        Paragraph(text("Answers without a model on the same items, to hold the numbers against:")),
-        Table(("Baseline", "Metric", "Value"), rows, frozenset({2})),
+        Paragraph(text("Metrics of a part of the items, or of the set as a whole, without intervals:")),
+        Table(("Metric", "Items", "Base", "Policy"), rows, frozenset({1, 2, 3})),
     ]
+
+
+def _baselines(data: ReportData, env: str) -> list[Block]:
+    found = [row for row in data.baselines if row.env == env]
+    if not found:
+        return []
+    said = Paragraph(text("Answers without a model on the same items, to hold the numbers against:"))
+    names, metrics = (list(dict.fromkeys(column)) for column in zip(*((r.name, r.metric) for r in found), strict=True))
+    if len(metrics) == 1:
+        rows = tuple((text(row.name), text(row.metric), text(number(row.value))) for row in found)
+        return [said, Table(("Baseline", "Metric", "Value"), rows, frozenset({2}))]
+    values = {(row.metric, row.name): number(row.value) for row in found}
+    wide = tuple((text(m), *(text(values.get((m, name), "—")) for name in names)) for m in metrics)
+    return [said, Table(("Metric", *names), wide, frozenset(range(1, 1 + len(names))))]
 
 
 def _gates(data: ReportData) -> list[Block]:

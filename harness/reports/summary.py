@@ -6,7 +6,8 @@ import importlib.util
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.core.canonical import canonical_json, encode_non_finite, strict_loads
 from harness.core.errors import ConfigError, HarnessError
@@ -17,6 +18,7 @@ from harness.reports.collect import flatten
 
 if TYPE_CHECKING:
     from harness.core.types import Task
+    from harness.envs.base import Environment
     from harness.ledger import RunState
     from harness.program import Context
 
@@ -41,6 +43,13 @@ EMPTY: Mapping[str, Any] = {
     "baselines": [],
     "broken_lines": 0,
 }
+
+
+class Evaluated(NamedTuple):
+    """An environment with the arguments of an eval, and the tasks the eval answered."""
+
+    env: Environment
+    tasks: list[Task]
 
 
 def capture(path: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -76,14 +85,14 @@ def training_args(state: RunState) -> dict[str, dict[str, Any]]:
     return {str(entry["id"]): dict(entry.get("args") or {}) for entry in entries}
 
 
-def evaluated_tasks(root: Path, state: RunState, context: Context) -> dict[str, list[Task]]:
+def evaluated_tasks(root: Path, state: RunState, context: Context) -> dict[str, Evaluated]:
     """Return by environment the very tasks that the run's last eval answered, in the order of their split.
 
     An eval records split and arguments; for one that did not, CONTEXT.md and then the training arguments
     are tried. CONTEXT.md alone would be wrong: it may have been amended since. An environment whose
     tasks cannot all be found here is left out.
     """
-    found: dict[str, list[Task]] = {}
+    found: dict[str, Evaluated] = {}
     trained = training_args(state)
     for name in sorted({str(entry["env"]) for entry in current_evals(state)}):
         last = _last_eval(current_evals(state), name, "policy") or _last_eval(current_evals(state), name, "base")
@@ -96,24 +105,25 @@ def evaluated_tasks(root: Path, state: RunState, context: Context) -> dict[str, 
         for args, chosen in choices:
             try:
                 wanted = {item.task for item in read_items(root / str(last["file"]))}
-                tasks = [task for task in load_environment(name, dict(args)).tasks(chosen) if task.id in wanted]
+                env = load_environment(name, dict(args))
+                tasks = [task for task in env.tasks(chosen) if task.id in wanted]
             except (HarnessError, OSError, KeyError):
                 continue
             if wanted and len(tasks) == len(wanted):
-                found[name] = tasks
+                found[name] = Evaluated(env, tasks)
                 break
     return found
 
 
-def label_rows(root: Path, state: RunState, tasks: Mapping[str, Sequence[Task]]) -> list[dict[str, Any]]:
+def label_rows(root: Path, state: RunState, evaluated: Mapping[str, Evaluated]) -> list[dict[str, Any]]:
     """Return held-out accuracy by label, base against policy, under the run's prompt.
 
     Args:
-        tasks: as `evaluated_tasks` returns them; other environments have no rows.
+        evaluated: as `evaluated_tasks` returns them; other environments have no rows.
     """
     rows: list[dict[str, Any]] = []
-    for name, items in tasks.items():
-        labels = {task.id: task.label for task in items}
+    for name, (_, tasks) in evaluated.items():
+        labels = {task.id: task.label for task in tasks}
         evals = {subject: _last_eval(current_evals(state), name, subject) for subject in ("base", "policy")}
         if not evals["policy"]:
             continue
@@ -155,34 +165,66 @@ def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / len(values), 6)
 
 
-def baseline_rows(tasks: Mapping[str, Sequence[Task]]) -> list[dict[str, Any]]:
+def baseline_rows(evaluated: Mapping[str, Evaluated]) -> list[dict[str, Any]]:
     """Return what each environment's model-free answers reach on the tasks that were evaluated."""
     rows: list[dict[str, Any]] = []
-    for env, items in tasks.items():
-        name = baselines_module(env)
-        if name is not None:
-            rows += _baselines(name, env, items)
+    for name, (env, tasks) in evaluated.items():
+        module = env_module(name, "baselines")
+        found = module.report_rows(env, tasks) if module else ()
+        rows += [{"env": name, "name": n, "metric": m, "value": round(v, 6)} for n, m, v in found]
     return rows
 
 
-def baselines_module(env: str) -> str | None:
-    """Return the name of an environment's module of model-free answers; None when it has none."""
-    name = f"harness.envs.{env}.baselines"
-    return name if env in ENVIRONMENTS and _exists(name) else None
+def part_rows(root: Path, state: RunState, evaluated: Mapping[str, Evaluated]) -> list[dict[str, Any]]:
+    """Return, base against policy under the run's prompt, the metrics that only a part of an eval's items has.
+
+    An `evaluated` event gives no means of these, since their denominators are smaller; here each row says over how
+    many items. Measures over a whole set, which an environment's `metrics.corpus_metrics` computes, stand with them.
+    """
+    rows: list[dict[str, Any]] = []
+    for name in evaluated:
+        evals = {subject: _last_eval(current_evals(state), name, subject) for subject in ("base", "policy")}
+        try:
+            module = env_module(name, "metrics")
+            found = {s: _parts(root / str(e["file"]), module) if e else {} for s, e in evals.items()}
+        except (HarnessError, OSError):
+            continue
+        for metric in sorted({*found["base"], *found["policy"]}):
+            base, policy = found["base"].get(metric), found["policy"].get(metric)
+            counted = policy or base
+            rows.append(
+                {
+                    "env": name,
+                    "metric": metric,
+                    "n": counted[1] if counted else 0,
+                    "base": base and base[0],
+                    "policy": policy and policy[0],
+                }
+            )
+    return rows
+
+
+def _parts(path: Path, module: ModuleType | None) -> dict[str, tuple[float, int]]:
+    """Return (mean, items) of the metrics that some counted items of a file lack, and the measures of its set."""
+    items = [{**item.components, **item.metrics} for item in read_items(path) if item.counts]
+    values: dict[str, list[float]] = defaultdict(list)
+    for item in items:
+        for name, value in item.items():
+            values[name].append(value)
+    parts = {name: (_mean(have), len(have)) for name, have in values.items() if len(have) < len(items)}
+    over_all = module.corpus_metrics(items) if module else {}
+    return parts | {name: (round(value, 6), len(items)) for name, value in over_all.items()}
+
+
+def env_module(env: str, name: str) -> ModuleType | None:
+    """Return an optional module of an environment's package; None where it has none."""
+    module = f"harness.envs.{env.replace('-', '_')}.{name}"
+    return importlib.importenv_module(module) if env in ENVIRONMENTS and _exists(module) else None
 
 
 def _exists(module: str) -> bool:
     package = module.rpartition(".")[0]  # find_spec raises where the package itself is missing
     return importlib.util.find_spec(package) is not None and importlib.util.find_spec(module) is not None
-
-
-def _baselines(module: str, env: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Return the best constant answer and the keyword rule; the constant is chosen on the items themselves."""
-    known = importlib.import_module(module)
-    constant = known.constant_baselines(tasks)
-    label = max(sorted(constant), key=lambda name: constant[name])
-    named = {f"always {label}": constant[label], "keyword rule": known.accuracy(tasks, known.keyword_baseline)}
-    return [{"env": env, "name": name, "metric": "accuracy", "value": round(named[name], 6)} for name in sorted(named)]
 
 
 def dump_summary(summary: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from harness.ledger.results import current_evals
 from harness.reports.blocks import Block, Heading, Paragraph, Table, text
 from harness.reports.estimates import estimate, number
 from harness.reports.model import ReportData, WarmStart, metric_order, reward_parts
-from harness.reports.summary import baselines_module
+from harness.reports.summary import Evaluated, env_module
 
 if TYPE_CHECKING:
     from harness.core.types import Task
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def warm_start_rows(
-    root: Path, state: RunState, tasks: Mapping[str, Sequence[Task]], confidence: float
+    root: Path, state: RunState, evaluated: Mapping[str, Evaluated], confidence: float
 ) -> list[dict[str, Any]]:
     """Return per environment how the last policy differs from the warm start of the run, as JSON values.
 
     Args:
         root: the program's folder.
-        tasks: the evaluated ones, as `summary.evaluated_tasks` returns them.
+        evaluated: environments and tasks, as `summary.evaluated_tasks` returns them.
         confidence: of the intervals.
 
     Returns:
@@ -48,9 +47,10 @@ def warm_start_rows(
             warm, final = (read_items(root / str(by_step[step]["file"])) for step in (0, last))
         except (HarnessError, OSError):
             continue
+        tasks = evaluated[env].tasks if env in evaluated else ()
         rows.append(
             {"env": env, "step": last, "gain": _gains(final, warm, confidence)}
-            | _beside(env, tasks.get(env, ()), final, _answers(by_step[0]), _answers(by_step[last]), confidence)
+            | _beside(env, tasks, final, _answers(by_step[0]), _answers(by_step[last]), confidence)
         )
     return rows
 
@@ -79,11 +79,8 @@ def _beside(
     known = all(item.task in golds and item.value("accuracy") is not None for item in counted)
     if not (counted and known and final_answers):
         return {"references": [], "answers": []}
-    module = baselines_module(env)
-    keyword = None
-    if module is not None:
-        answer = importlib.import_module(module).keyword_baseline
-        keyword = {task.id: str(answer(task)) for task in tasks}
+    answer = getattr(env_module(env, "baselines"), "keyword_baseline", None)
+    keyword = {task.id: str(answer(task)) for task in tasks} if answer else None
     labels = {task.answer: task.label for task in tasks}
     gold = Counter(golds[item.task] for item in counted)
     shown = sorted({*gold, *warm_answers, *final_answers})

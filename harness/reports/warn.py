@@ -16,6 +16,7 @@ ZERO_SPREAD_SHARE = 0.80
 """Share of groups without spread over the last steps from which training has stalled."""
 TRUNCATED_SHARE = 0.50
 LAST_STEPS = 5
+_KNOWLEDGE = ("accuracy", "similarity")  # metrics in which a policy should be ahead of answers without a model
 
 
 def find_warnings(
@@ -110,10 +111,10 @@ def _policy(data: ReportData, env: str) -> list[str]:
     beyond = warm.gain.get("accuracy") if warm else None
     if beyond is not None and beyond.low <= 0:
         found.append(f"In {env} accuracy is not shown to rise over the run's own warm start: the gain is that one's.")
-    score = final.means.get("accuracy")
     for row in data.baselines:
-        if score is not None and row.env == env and row.metric == "accuracy" and row.value >= score.mean:
-            reached = f"accuracy {row.value:.3f} without a model; the policy {score.mean:.3f}"
+        score = final.means.get(row.metric) if row.env == env and row.metric in _KNOWLEDGE else None
+        if score is not None and row.value >= score.mean:
+            reached = f"{row.metric} {row.value:.3f} without a model; the policy {score.mean:.3f}"
             found.append(f"In {env}, {row.name!r} reaches {reached}.")
     return found
 

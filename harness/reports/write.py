@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,14 @@ from harness.reports.plots import render_plots
 from harness.reports.sections import decision_chips, report_blocks, rollout_blocks, rollout_link
 from harness.reports.summary import (
     EMPTY,
+    Evaluated,
     baseline_rows,
     capture,
     dump_summary,
     evaluated_tasks,
     label_rows,
     parse_summary,
+    part_rows,
     redistributable,
     training_args,
 )
@@ -44,7 +46,7 @@ from harness.reports.warmstart import warm_start_rows
 from harness.reports.warn import damaged_files
 
 if TYPE_CHECKING:
-    from harness.core.types import Task
+    pass
 
 MAX_FOLDER_BYTES = 5_000_000
 METRICS, ROLLOUTS, SUMMARY = "data/metrics.csv", "data/rollouts.jsonl", "data/summary.json"
@@ -235,13 +237,15 @@ def _from_outputs(program: Program, outputs: Path, state: RunState, context: Con
         "broken_lines": len(damaged.get("metrics.jsonl", ())),
     }
     summary |= _warm_start(program, state, tasks, context)
-    if damaged:  # left out otherwise, so that reports of whole files keep their bytes
+    if parts := part_rows(program.root, state, tasks):  # left out otherwise, so that older reports keep their bytes
+        summary["parts"] = parts
+    if damaged:  # as above
         summary["damaged"] = [{"file": name, "lines": lines} for name, lines in sorted(damaged.items())]
     return {METRICS: metrics_csv(merge_metrics(rows)), ROLLOUTS: "".join(lines), SUMMARY: dump_summary(summary)}
 
 
 def _warm_start(
-    program: Program, state: RunState, tasks: Mapping[str, Sequence[Task]], context: Context
+    program: Program, state: RunState, tasks: Mapping[str, Evaluated], context: Context
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the summary's member for a run with a warm start; others have none, so their reports keep their bytes."""
     rows = warm_start_rows(program.root, state, tasks, float(context.eval.confidence))

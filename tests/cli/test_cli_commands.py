@@ -48,6 +48,7 @@ CALLS = {
     "env list": (["env", "list"], {0}),
     "env show": (["env", "show", "drugprot"], {0}),
     "env try": (["env", "try", "drugprot", "--answer", "\\boxed{E}"], {0}),
+    "env score": (["env", "score", "runs.jsonl", "--env", "drugprot"], {2}),
     "wait": (["wait", "run-001"], {0}),
     "stop": (["stop", "run-001"], {0}),
     "amend": (["amend", "GOAL.md", "--reason", "a better threshold"], {2}),

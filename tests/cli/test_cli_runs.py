@@ -458,3 +458,46 @@ def test_report_warns_of_damaged_rollouts_on_standard_error(cli, program):
     assert told in answer.err
     (row,) = cli("report", "run-001", "--json").document["detail"]["reports"]
     assert row["damaged"] == [{"file": "rollouts/step_2/drugprot.jsonl", "lines": [9]}]
+
+
+def test_env_show_lists_arguments_and_data_of_bioreason_go(cli):
+    shown = cli("env", "show", "bioreason-go", "--json").document
+    assert shown["arguments"]["weights"]["similarity"] > 0
+    assert "43,558 terms" in shown["data"]["ontology"]
+    right = cli("env", "try", "bioreason-go", "--answer", "{}", "--json").document
+    assert (right["reward"], right["failure"]) == (0, "model")
+
+
+def test_env_score_scores_a_file(cli, tmp_path):
+    shown = cli("env", "show", "drugprot", "--json").document
+    path = tmp_path / "answers.jsonl"
+    lines = [
+        {"task": shown["task"], "completion": f"\\boxed{{{shown['answer']}}}", "tokens": 3},
+        {"task": shown["task"], "completion": "no idea", "finish": "length"},
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+    scored = cli("env", "score", str(path), "--env", "drugprot", "--json").document
+    assert [row["components"]["accuracy"] for row in scored["rows"]] == [1, 0]
+    assert scored["rows"][1]["metrics"]["truncated"] == 1
+    assert scored["counts"] == {"total": 2, "tasks": 1}
+    assert scored["means"]["accuracy"] == scored["means"]["right"] == 0.5
+    assert "mean of" in cli("env", "score", str(path), "--env", "drugprot").out
+
+
+def test_env_score_names_the_line_that_is_wrong(cli, tmp_path):
+    task = cli("env", "show", "drugprot", "--json").document["task"]
+    path = tmp_path / "answers.jsonl"
+    for text, message in (
+        ("{", "answers.jsonl:1 is not JSON"),
+        ("[]", "answers.jsonl:1 is no object"),
+        ('{"completion": "x"}', "`task` is missing"),
+        (json.dumps({"task": task, "completion": 3}), "`completion` is missing or no text"),
+        (json.dumps({"task": task + "x", "completion": "x"}), "no task"),
+        (json.dumps({"task": task, "completion": "x", "finish": "bored"}), "'bored' is none of stop"),
+        ("\n", "holds no completion"),
+    ):
+        path.write_text(text)
+        answer = cli("env", "score", str(path), "--env", "drugprot")
+        assert (answer.code, message in answer.err) == (2, True), (text, answer.err)
+    assert "no file" in cli("env", "score", str(tmp_path / "none"), "--env", "drugprot").err
+    assert "leave one" in cli("env", "try", "drugprot", "--model", "a", "--answer", "b").err

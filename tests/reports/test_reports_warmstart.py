@@ -85,4 +85,4 @@ def test_a_run_without_warm_start_has_nothing_of_it(trained):
     files = build_report(trained, RUN)
     assert b"warm" not in files["report.md"]
     assert "warm_start" not in json.loads(files["data/summary.json"])
-    assert summary_module.baselines_module(ENV) is None
+    assert summary_module.env_module(ENV, "baselines") is None

@@ -28,7 +28,6 @@ from harness.reports.write import MAX_FOLDER_BYTES, build_report
 from tests.reports.reports_synthetic import (
     ACTOR,
     ENV,
-    LABELS,
     RUN,
     Recorder,
     created,
@@ -437,16 +436,10 @@ def test_markdown_over_the_limit_drops_blocks_and_says_so():
 def test_baselines_of_an_environment_are_shown(trained, monkeypatch):
     class Module:
         @staticmethod
-        def constant_baselines(tasks):
-            return {label: sum(t.label == label for t in tasks) / len(tasks) for label in LABELS}
-
-        @staticmethod
-        def keyword_baseline(task):
-            return "E" if int(task.id[-3:]) < 133 else "A"
-
-        @staticmethod
-        def accuracy(tasks, answer):
-            return sum(answer(task) == task.answer for task in tasks) / len(tasks)
+        def report_rows(env, tasks):
+            cue = sum(("E" if int(task.id[-3:]) < 133 else "A") == task.answer for task in tasks) / len(tasks)
+            constant = sum(task.label == "ACTIVATOR" for task in tasks) / len(tasks)
+            return [("always ACTIVATOR", "accuracy", constant), ("keyword rule", "accuracy", cue)]
 
     monkeypatch.setattr(summary_module, "_exists", lambda name: name == "harness.envs.bench.baselines")
     monkeypatch.setitem(sys.modules, "harness.envs.bench.baselines", Module)

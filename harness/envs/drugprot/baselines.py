@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.core.types import Task
+from harness.envs.base import Environment
 from harness.envs.drugprot.labels import LABELS, letter_of
 
 _CUES: tuple[tuple[str, str], ...] = (
@@ -61,3 +62,18 @@ def constant_baselines(tasks: Sequence[Task]) -> dict[str, float]:
     """Return, for each label, the accuracy of always giving its letter."""
     counts = [(label, sum(task.label == label for task in tasks)) for label in LABELS]
     return {label: count / len(tasks) for label, count in counts if tasks}
+
+
+def report_rows(env: Environment, tasks: Sequence[Task]) -> list[tuple[str, str, float]]:
+    """Return (baseline, metric, value) of the best constant answer, chosen on the tasks themselves, and the cue words.
+
+    Args:
+        env: not needed; every environment's baselines are asked the same way.
+        tasks: at least one.
+    """
+    constant = constant_baselines(tasks)
+    label = max(sorted(constant), key=lambda name: constant[name])
+    return [
+        (f"always {label}", "accuracy", constant[label]),
+        ("keyword rule", "accuracy", accuracy(tasks, keyword_baseline)),
+    ]

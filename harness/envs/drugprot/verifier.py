@@ -30,6 +30,7 @@ from typing import Literal, get_args
 
 from harness.core.types import Episode, FailureClass, FinishReason, Score
 from harness.envs.drugprot.keywords import KEYWORDS_VERSION, distinct_keywords, words
+from harness.envs.replies import split_think
 
 Variant = Literal["hardened", "published"]
 VARIANTS: tuple[str, ...] = get_args(Variant)
@@ -117,14 +118,7 @@ def find_boxes(text: str) -> tuple[str, ...]:
 
 def parse_reply(text: str) -> Reply:
     """Take a reply apart; total over all strings."""
-    before, closed, after = text.rpartition("</think>")
-    if closed:
-        opening, found, inside = before.partition("<think>")
-        think, answer = (inside if found else opening).replace("</think>", "").replace("<think>", ""), after
-    else:
-        think, answer = None, text.partition("<think>")[0]
-        if len(answer) < len(text):
-            answer = ""  # an open think block: all that follows is reasoning, and nothing came after
+    think, answer = split_think(text)
     return Reply(think, answer, find_boxes(answer))
 
 

@@ -1,0 +1,1 @@
+"""Gene Ontology reasoning: a protein's evidence in, one JSON object with GO terms out."""

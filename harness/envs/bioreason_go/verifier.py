@@ -1,0 +1,416 @@
+"""Score a reply to a Gene Ontology question, aspect by aspect, on closures, weighted by information.
+
+Form is in `answer`: without exactly one valid JSON object every component is 0. Then each listed string is
+resolved where it was listed:
+
+- a current or alternative id of the list's aspect is that term; repeats and aliases are one term;
+- a root is neither hit nor miss: it says nothing, and an aspect with nothing else counts as not answered;
+- everything else is wrong: an id that is unknown, obsolete (also with a replacement), of another aspect, or
+  misspelt (`go:0004672`, `GO:00046721`, digits or letters outside ASCII). It weighs as much as the most
+  informative term of the aspect, since it has no closure of its own.
+
+With P the closure of the listed terms and T that of the labels, both without the root, w the sum of IC, u the
+number of distinct wrong strings and m the largest IC of the aspect, over the aspects that have labels:
+
+- `mf_f1`, `bp_f1`, `cc_f1` = 2|P and T| / (|P| + u + |T|), and `f1`, their mean;
+- `similarity`, the mean of 2w(P and T) / (w(P) + u m + w(T)): near misses earn a part, spam next to nothing;
+- `coverage`, the share of aspects answered with at least one term other than the root;
+- `cardinality`, the mean of min(1, limit / listed), limit = max(3, number of labels), listed = distinct strings
+  after resolving; 0 for an aspect without an overlap, so that brevity alone is worth nothing;
+- `valid`, 1.
+
+An aspect without labels is not scored: annotation is incomplete, and its absence no evidence. The reward is the
+weighted mean of the components a task has, in [0, 1].
+
+Source of the parts: the closure rules of the CAFA evaluation (Radivojac et al. 2013) without the roots, and Pesquita
+et al. 2008 for the weights; `similarity` is the Dice form of simGIC. Weights and limit are our own, chosen against the
+table in docs/environments/bioreason-go.md.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from harness.core.canonical import content_sha, sha256_hex
+from harness.core.types import Episode, FailureClass, FinishReason, Score
+from harness.envs.bioreason_go.answer import Lists, read_answer
+from harness.envs.bioreason_go.feedback import feedback
+from harness.envs.bioreason_go.information import Information, Numbers
+from harness.envs.bioreason_go.ontology import Ontology
+from harness.envs.bioreason_go.terms import ASPECTS, Aspect
+
+RULES_VERSION = "1"
+ASPECT_F1: dict[Aspect, str] = {aspect: f"{aspect}_f1" for aspect in ASPECTS}
+COMPONENTS = ("similarity", "coverage", "cardinality", "valid", "f1", *ASPECT_F1.values())
+FREE_IDS = 3
+RIGHT = 0.5  # similarity from which a reply counts as right
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_ID = re.compile(r"GO:[0-9]{7}")
+WRONG = ("unknown", "obsolete", "misplaced", "malformed")
+_BINS = 2 * len(ASPECTS) + 2  # of each aspect inside and outside the labels, and two of the roots
+_NOTHING: tuple[list[int], list[float], list[float]] = ([0] * _BINS, [0.0] * _BINS, [0.0] * _BINS)
+_NONE_WRONG: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+_NO_IDS: Lists = {aspect: [] for aspect in ASPECTS}
+
+
+class Weights(BaseModel):
+    """Weights of the components in the reward; only their proportions matter.
+
+    The weight of an aspect's F1 is left out of the mean for a protein without labels of the aspect.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    similarity: Weight = 0.7
+    coverage: Weight = 0.1
+    cardinality: Weight = 0.1
+    valid: Weight = 0.1
+    f1: Weight = 0.0
+    mf_f1: Weight = 0.0
+    bp_f1: Weight = 0.0
+    cc_f1: Weight = 0.0
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> Weights:
+        if not self.similarity + self.coverage + self.cardinality + self.valid + self.f1 > 0:
+            raise ValueError("one of similarity, coverage, cardinality, valid and f1 must be above 0")
+        return self
+
+
+class GoldAspect(NamedTuple):
+    """The labels of one aspect: terms, the size of their closure without the root, and what that closure says."""
+
+    terms: frozenset[int]
+    size: int
+    ic_nats: float
+    ia_bits: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gold:
+    """The labels of one protein.
+
+    Args:
+        aspects: those that have labels other than the root.
+        closure: the closures of all of them, roots included: indices, ascending.
+    """
+
+    aspects: Mapping[Aspect, GoldAspect]
+    closure: npt.NDArray[np.intp]
+
+
+class AspectResult(NamedTuple):
+    """What one list is worth against the labels of its aspect; see the module for P, T, u.
+
+    Args:
+        terms: distinct listed terms, the root left out.
+        wrong: distinct wrong strings by kind: unknown, obsolete, misplaced, malformed.
+        listed: distinct strings after resolving, roots and wrong ones included.
+        repeated: strings that say again what the list already says.
+        roots: 1 when the root is listed.
+        shared: |P and T|.
+        predicted: |P| + u.
+        shared_ic, predicted_ic: the same in nats.
+        shared_bits, false_bits: IA of P and T, and of P without T; wrong strings have none.
+    """
+
+    terms: frozenset[int]
+    wrong: Mapping[str, tuple[str, ...]]
+    listed: int
+    repeated: int
+    roots: int
+    shared: int
+    predicted: int
+    shared_ic: float
+    predicted_ic: float
+    shared_bits: float
+    false_bits: float
+
+
+class AspectScore(NamedTuple):
+    """The parts of an aspect's score, each in [0, 1]; a component or metric is their mean over the aspects."""
+
+    similarity: float
+    coverage: float
+    cardinality: float
+    f1: float
+    precision: float
+    recall: float
+    simgic: float
+
+
+class Resolved(NamedTuple):
+    """The strings of one list, sorted out; fields as in `AspectResult`."""
+
+    terms: frozenset[int]
+    wrong: Mapping[str, tuple[str, ...]]
+    roots: int
+
+
+def _exact(values: Numbers) -> Numbers:
+    """Return values rounded to 2^-36, so that every sum below 2^17 is exact and no order of ids changes a score."""
+    return np.rint(values * 2.0**36) / 2.0**36
+
+
+class _Scratch(threading.local):
+    """Work space of one thread, one number a term: `seen` needs no clearing, `gold` is cleared by a new stamp."""
+
+    def __init__(self, terms: int) -> None:
+        self.seen = np.zeros(terms, np.int32)
+        self.gold = np.zeros(terms, np.int64)
+        self.stamp = 0
+
+
+class Scorer:
+    """Scores replies against one ontology and its information; holds no state that a score depends on."""
+
+    def __init__(self, ontology: Ontology, information: Information, weights: Weights | None = None) -> None:
+        self.ontology = ontology
+        self.weights = weights or Weights()
+        self.version = f"{RULES_VERSION}/{information.sha[:12]}/{content_sha(self.weights.model_dump())[:8]}"
+        self._ic, self._ia = _exact(information.ic), _exact(information.ia)
+        self._roots = frozenset(ontology.roots.values())
+        numbers = {aspect: number for number, aspect in enumerate(ASPECTS)}
+        aspects = np.array([numbers[aspect] for aspect in ontology.aspects])
+        self._worst = {a: float(self._ic[aspects == numbers[a]].max(initial=0.0)) for a in ASPECTS}
+        self._bins = 2 * aspects  # + 1 for a term that is a label
+        self._bins[list(self._roots)] = 2 * len(ASPECTS)  # a bin of their own, not read
+        rows = ontology.indices.astype(np.intp)  # what indexing would otherwise convert to every time
+        self._rows = [rows[start:end] for start, end in pairwise(ontology.indptr.tolist())]
+        self._scratch = _Scratch(len(ontology))
+        self._paid = {name: weight for name, weight in self.weights.model_dump().items() if weight > 0}
+
+    def gold(self, labels: Mapping[str, Iterable[str]]) -> Gold:
+        """Return the labels of a protein, ready to be scored against; aspects with only the root are left out.
+
+        Args:
+            labels: ids of each aspect; ids that are not current, and ids of another aspect, are left out.
+        """
+        terms = {aspect: self._resolve(labels.get(aspect, ()), aspect).terms for aspect in ASPECTS}
+        closure = self.ontology.closure(sorted(term for part in terms.values() for term in part)).astype(np.intp)
+        sizes, ic, ia = self._sums(frozenset().union(*terms.values()), closure)
+        aspects = {
+            aspect: GoldAspect(terms[aspect], sizes[2 * number + 1], ic[2 * number + 1], ia[2 * number + 1])
+            for number, aspect in enumerate(ASPECTS)
+            if terms[aspect]
+        }
+        return Gold(aspects, closure)
+
+    def score_reply(self, text: str, gold: Gold, finish: FinishReason = FinishReason.STOP) -> Score:
+        """Score one reply; pure and total over all strings.
+
+        Args:
+            text: the model's reply alone; no prompt, no tool output.
+            gold: the labels, from `gold`.
+            finish: why the reply ended.
+        """
+        answer = read_answer(text, finish)
+        if answer.lists is None:
+            return self._invalid(answer.problem, answer.recovered, gold, finish)
+        results = self.compare(answer.lists, gold)
+        scores = _aspect_scores(results, gold)
+        components = _components(scores)
+        metrics = _metrics(results, scores, gold)
+        metrics |= {"lenient_similarity": components["similarity"], "truncated": _truncated(finish)}
+        return Score(
+            reward=self._reward(components),
+            components=components,
+            metrics=metrics,
+            diagnostics={"answer": self._answer_key(results)},
+            failure=None if components["similarity"] >= RIGHT else FailureClass.MODEL,
+        )
+
+    def score_episode(self, episode: Episode, gold: Gold) -> Score:
+        """Score an episode by its last message, which counts only when the assistant wrote it."""
+        return self.score_reply(_last_reply(episode), gold, episode.finish_reason)
+
+    def feedback(self, episode: Episode, gold: Gold) -> str:
+        """Say in words what was wrong with an episode's answer; it names labels, so never show it to the policy."""
+        answer = read_answer(_last_reply(episode), episode.finish_reason)
+        if answer.lists is None:
+            return f"The answer is no valid object: {answer.problem}."
+        return feedback(self.ontology, self.compare(answer.lists, gold), gold)
+
+    def compare(self, lists: Lists, gold: Gold) -> dict[Aspect, AspectResult]:
+        """Return what each list is worth against the labels, also of an aspect that has none."""
+        found = {aspect: self._resolve(lists[aspect], aspect) for aspect in ASPECTS}
+        sizes, ic, ia = self._sums(frozenset().union(*(part.terms for part in found.values())), gold.closure)
+        results = {}
+        for number, (aspect, part) in enumerate(found.items()):
+            false, shared = 2 * number, 2 * number + 1
+            bad = sum(map(len, part.wrong.values())) if part.wrong else 0
+            listed = len(part.terms) + part.roots + bad
+            results[aspect] = AspectResult(
+                terms=part.terms,
+                wrong=part.wrong,
+                listed=listed,
+                repeated=len(lists[aspect]) - listed,
+                roots=part.roots,
+                shared=sizes[shared],
+                predicted=sizes[shared] + sizes[false] + bad,
+                shared_ic=ic[shared],
+                predicted_ic=ic[shared] + ic[false] + bad * self._worst[aspect],
+                shared_bits=ia[shared],
+                false_bits=ia[false],
+            )
+        return results
+
+    def _sums(self, terms: frozenset[int], closure: npt.NDArray[np.intp]) -> tuple[list[int], list[float], list[float]]:
+        """Return number, IC and IA of the terms' closures, all aspects in one pass.
+
+        Entry 2a of each list is of the terms of aspect a outside the other closure, 2a + 1 of those inside.
+        """
+        if not terms:
+            return _NOTHING
+        scratch = self._scratch
+        rows = np.concatenate([self._rows[term] for term in terms])
+        order = np.arange(len(rows), dtype=np.int32)
+        scratch.seen[rows] = order
+        union = rows[scratch.seen.take(rows) == order]  # each term once, where it stands last
+        scratch.stamp += 1
+        scratch.gold[closure] = scratch.stamp
+        bins = self._bins.take(union) + (scratch.gold.take(union) == scratch.stamp)
+        sizes, ic, ia = (
+            np.bincount(bins, weights, _BINS) for weights in (None, self._ic.take(union), self._ia.take(union))
+        )
+        return sizes.tolist(), ic.tolist(), ia.tolist()
+
+    def _resolve(self, entries: Iterable[str], aspect: Aspect) -> Resolved:
+        """Sort out a list: terms, roots and wrong strings, each once, in the order of their first occurrence."""
+        terms: set[int] = set()
+        wrong: dict[str, dict[str, None]] = {}
+        index_of, aspects = self.ontology.index_of, self.ontology.aspects
+        for entry in entries:
+            index = index_of(entry)
+            if index is not None and aspects[index] == aspect:
+                terms.add(index)
+            else:
+                name = entry if index is None else self.ontology.terms[index]  # aliases are one string
+                wrong.setdefault(self._kind(entry, index), {})[name] = None
+        roots = terms & self._roots
+        kinds = {kind: tuple(names) for kind, names in wrong.items()} if wrong else _NONE_WRONG
+        return Resolved(frozenset(terms - roots if roots else terms), kinds, len(roots))
+
+    def _kind(self, entry: str, index: int | None) -> str:
+        if index is not None:
+            return "misplaced"
+        if not _ID.fullmatch(entry):
+            return "malformed"
+        return self.ontology.canonical(entry).status
+
+    def _reward(self, components: Mapping[str, float]) -> float:
+        paid = {name: weight for name, weight in self._paid.items() if name in components}
+        return round(sum(weight * components[name] for name, weight in paid.items()) / sum(paid.values()), 6)
+
+    def _invalid(self, problem: str, recovered: Lists | None, gold: Gold, finish: FinishReason) -> Score:
+        """Return the score of a reply without a valid object: nothing is paid, the recovered lists are a metric."""
+        empty = self.compare(_NO_IDS, gold)
+        scores = _aspect_scores(empty, gold)
+        components = dict.fromkeys(_components(scores), 0.0)
+        found = _aspect_scores(self.compare(recovered, gold), gold) if recovered else {}
+        lenient = _mean([part.similarity for part in found.values()])
+        metrics = _metrics(empty, scores, gold)
+        metrics |= {"lenient_similarity": lenient, "truncated": _truncated(finish)}
+        return Score(0.0, components, metrics, {"problem": problem}, FailureClass.MODEL)
+
+    def _answer_key(self, results: Mapping[Aspect, AspectResult]) -> str:
+        """Return how many ids the answer lists and a hash of which: equal for equal answers, short for the ledger."""
+        every = results.values()
+        terms = array("i", sorted(frozenset().union(*[result.terms for result in every]))).tobytes()
+        wrong = [sorted(entry for kind in result.wrong.values() for entry in kind) for result in every]
+        counts = ", ".join([f"{result.listed} {aspect}" for aspect, result in results.items()])
+        return f"{counts} ids, {sha256_hex(terms + ascii(wrong).encode())[:10]}"
+
+
+def _last_reply(episode: Episode) -> str:
+    last = episode.messages[-1] if episode.messages else None
+    return last.content if last is not None and last.role == "assistant" else ""
+
+
+def _truncated(finish: FinishReason) -> float:
+    return float(finish is FinishReason.LENGTH)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _aspect_scores(results: Mapping[Aspect, AspectResult], gold: Gold) -> dict[Aspect, AspectScore]:
+    return {aspect: _aspect_score(results[aspect], part) for aspect, part in gold.aspects.items()}
+
+
+def _aspect_score(result: AspectResult, gold: GoldAspect) -> AspectScore:
+    f1 = 2 * result.shared / (result.predicted + gold.size)
+    both = result.predicted_ic + gold.ic_nats
+    return AspectScore(
+        similarity=2 * result.shared_ic / both if both > 0 else f1,  # labels that say nothing: count them
+        coverage=1.0 if result.terms else 0.0,
+        cardinality=min(1.0, max(FREE_IDS, len(gold.terms)) / result.listed) if result.shared else 0.0,
+        f1=f1,
+        precision=_ratio(result.shared_ic, result.predicted_ic),
+        recall=_ratio(result.shared_ic, gold.ic_nats),
+        simgic=_ratio(result.shared_ic, both - result.shared_ic),
+    )
+
+
+def _components(scores: Mapping[Aspect, AspectScore]) -> dict[str, float]:
+    parts = scores.values()
+    components = {
+        "similarity": _mean([part.similarity for part in parts]),
+        "coverage": _mean([part.coverage for part in parts]),
+        "cardinality": _mean([part.cardinality for part in parts]),
+        "valid": 1.0,
+        "f1": _mean([part.f1 for part in parts]),
+    }
+    for aspect, part in scores.items():
+        components[ASPECT_F1[aspect]] = part.f1
+    return components
+
+
+def _metrics(
+    results: Mapping[Aspect, AspectResult], scores: Mapping[Aspect, AspectScore], gold: Gold
+) -> dict[str, float]:
+    """Return the numbers of weight zero; those of one aspect are what `metrics.corpus_metrics` needs."""
+    exact = claimed = labels = 0
+    values: dict[str, float] = {}
+    for aspect, part in gold.aspects.items():
+        result = results[aspect]
+        exact += len(result.terms & part.terms)
+        claimed += result.listed - result.roots
+        labels += len(part.terms)
+        if result.predicted:  # without a prediction there is no precision
+            values[f"{aspect}_precision"] = result.shared / result.predicted
+        values[f"{aspect}_recall"] = result.shared / part.size
+        values[f"{aspect}_missed_bits"] = part.ia_bits - result.shared_bits
+        values[f"{aspect}_false_bits"] = result.false_bits
+    every = results.values()
+    wrong = [result.wrong for result in every if result.wrong]
+    for kind in WRONG:
+        values[f"{kind}_ids"] = float(sum(len(kinds.get(kind, ())) for kinds in wrong))
+    return values | {
+        "answered": float(any(result.terms for result in every)),
+        "precision": _mean([part.precision for part in scores.values()]),
+        "recall": _mean([part.recall for part in scores.values()]),
+        "simgic": _mean([part.simgic for part in scores.values()]),
+        "exact_precision": _ratio(exact, claimed),
+        "exact_recall": _ratio(exact, labels),
+        "ids": float(sum([result.listed for result in every])),
+        "repeated_ids": float(sum([result.repeated for result in every])),
+        "root_ids": float(sum([result.roots for result in every])),
+    }
