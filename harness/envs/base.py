@@ -6,7 +6,7 @@ that `components` returns, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -96,6 +96,36 @@ class Demonstrates(Protocol):
         ...
 
 
+@runtime_checkable
+class Explains(Protocol):
+    """An environment whose verifier says in words what was wrong."""
+
+    def feedback(self, task: Task, episode: Episode, score: Score) -> str:
+        """Return what a writer of prompts should know about an episode. Pure and total, as `score` is."""
+        ...
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """An environment that says what prompt search may try without a large model."""
+
+    def instruction_variants(self) -> Mapping[str, Sequence[str]]:
+        """Return by component texts that may stand in place of the shipped one."""
+        ...
+
+    def demonstration_styles(self) -> Sequence[str]:
+        """Return the ways in which a task can be shown as an example; the first is the usual one."""
+        ...
+
+    def demonstrations(self, tasks: Sequence[Task], style: str) -> dict[str, str]:
+        """Return the component, by its name, that shows these tasks as examples in this order.
+
+        Raises:
+            ConfigError: for an unknown style.
+        """
+        ...
+
+
 def demonstration(env: Environment, task: Task) -> str | None:
     """Return an environment's demonstration of a task; None when it has none."""
     return env.demonstration(task) if isinstance(env, Demonstrates) else None
@@ -108,6 +138,14 @@ class HasDataNotes(Protocol):
     def data_notes(self) -> Mapping[str, str]:
         """Return short texts by name: releases, what was left out, which fields carry the answer."""
         ...
+
+
+def feedback_of(env: Environment, task: Task, episode: Episode, score: Score) -> str:
+    """Return what the environment says about an episode; of one that says nothing, the diagnostics and components."""
+    if isinstance(env, Explains):
+        return env.feedback(task, episode, score)
+    told = [f"{name}: {text}" for name, text in score.diagnostics.items()]
+    return "; ".join([*told, *(f"{name} {value:g}" for name, value in score.components.items())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +183,17 @@ def merge_components(shipped: Mapping[str, str], replaced: Mapping[str, str] | N
 def unknown_split(env: str, split: str, known: Sequence[str]) -> NotFoundError:
     """Return the error for a split that does not exist."""
     return NotFoundError(f"environment {env} has no split {split[:80]!r}", did_you_mean(split, known))
+
+
+def without_shown(tasks: Sequence[Task], shown: Collection[str]) -> tuple[Task, ...]:
+    """Return the tasks that a prompt does not give away: not those it shows, nor others of their clusters.
+
+    Args:
+        tasks: the training split.
+        shown: ids of tasks that stand in the prompt as demonstrations.
+    """
+    clusters = {task.cluster for task in tasks if task.id in shown}
+    return tuple(task for task in tasks if task.cluster not in clusters)
 
 
 def check_disjoint(env: Environment, train: str = "train", heldout: str = "heldout") -> None:
