@@ -1,0 +1,1 @@
+"""Prompt search: one pass per environment before RL (docs/prompt-search.md)."""
