@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from harness.core.canonical import content_sha
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
@@ -82,6 +82,44 @@ class Environment(Protocol):
     def score(self, task: Task, episode: Episode) -> Score:
         """Score an episode. Pure, and total: any text gets a score."""
         ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """An environment whose verifier says in words what was wrong."""
+
+    def feedback(self, task: Task, episode: Episode, score: Score) -> str:
+        """Return what a writer of prompts should know about an episode. Pure and total, as `score` is."""
+        ...
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """An environment that says what prompt search may try without a large model."""
+
+    def instruction_variants(self) -> Mapping[str, Sequence[str]]:
+        """Return by component texts that may stand in place of the shipped one."""
+        ...
+
+    def demonstration_styles(self) -> Sequence[str]:
+        """Return the ways in which a task can be shown as an example; the first is the usual one."""
+        ...
+
+    def demonstrations(self, tasks: Sequence[Task], style: str) -> dict[str, str]:
+        """Return the component, by its name, that shows these tasks as examples in this order.
+
+        Raises:
+            ConfigError: for an unknown style.
+        """
+        ...
+
+
+def feedback_of(env: Environment, task: Task, episode: Episode, score: Score) -> str:
+    """Return what the environment says about an episode; of one that says nothing, the diagnostics and components."""
+    if isinstance(env, Explains):
+        return env.feedback(task, episode, score)
+    told = [f"{name}: {text}" for name, text in score.diagnostics.items()]
+    return "; ".join([*told, *(f"{name} {value:g}" for name, value in score.components.items())])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Prompt search: one pass per environment before RL (docs/prompt-search.md)."""
+"""Search for the prompt of an environment before RL: splits, budget, cache, proposers, and the GEPA search over them."""
