@@ -1,4 +1,4 @@
-"""A reflection model behind an OpenAI-compatible chat endpoint: retries, accounting and a spending cap.
+"""A reflection model behind an OpenAI-compatible chat endpoint: retries, accounting, and no request over the budget.
 
 The key comes from an environment variable and leaves this process only in the header of a request. What the
 endpoint says is cleaned before it enters a message, and the key is cut out even where the endpoint repeats it.
@@ -6,6 +6,7 @@ endpoint says is cleaned before it enters a message, and the key is cut out even
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from harness.core.errors import ConfigError, RefusedError, StoppedError, ToolError, UsageError
+from harness.core.errors import ConfigError, RefusedError, ToolError, UsageError
 from harness.core.redact import MARK, MIN_LENGTH, redact
 from harness.core.text import one_line
+from harness.prompt_search.budget import BudgetSpentError
 from harness.prompt_search.wire import AnswerError, Received, check_url, is_local, post
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -40,7 +42,6 @@ class EndpointSettings:
         max_tokens: tokens of an answer at most.
         price_in: money per million tokens of prompts, in USD; None: not known.
         price_out: money per million tokens of answers, in USD; None: not known.
-        cap_usd: money that all requests together may cost, in USD; None: no cap.
     """
 
     base_url: str
@@ -51,7 +52,6 @@ class EndpointSettings:
     max_tokens: int = 4096
     price_in: float | None = None
     price_out: float | None = None
-    cap_usd: float | None = None
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class Endpoint:
         clock: monotonic seconds.
 
     Raises:
-        UsageError: a wrong address, a missing key, a price missing under a cap, numbers out of range.
+        UsageError: a wrong address, a missing key, numbers out of range.
     """
 
     settings: EndpointSettings
@@ -128,36 +128,41 @@ class Endpoint:
         self._key = read_key(self.environ, settings)
         self._url = check_url(settings.base_url, with_key=bool(self._key))
         self._limit = "max_tokens"
-        prices = (settings.price_in, settings.price_out)
-        if settings.cap_usd is not None and None in prices:
-            raise UsageError(
-                "a spending cap needs the model's prices, or nothing says what a request costs",
-                "`--price-in` and `--price-out` give them, in USD per million tokens",
-            )
         numbers = [settings.timeout_s, settings.attempts, settings.max_tokens]
-        if min(numbers) <= 0 or min((p for p in (*prices, settings.cap_usd) if p is not None), default=0.0) < 0:
-            raise UsageError("times, attempts and tokens are above zero, and prices and caps not below")
+        prices = [price for price in (settings.price_in, settings.price_out) if price is not None]
+        if not all(number > 0 for number in numbers) or not all(0 <= price < math.inf for price in prices):
+            raise UsageError("times, attempts and tokens are above zero, and prices not below", "prices are in USD")
 
     @property
     def name(self) -> str:
         """The model's name, for the record."""
         return self.settings.model
 
-    def ask(self, prompt: str) -> Answer:
+    @property
+    def priced(self) -> bool:
+        """Whether it is known what requests cost."""
+        return None not in (self.settings.price_in, self.settings.price_out)
+
+    def ask(self, prompt: str, allowance: float | None = None) -> Answer:
         """Return the model's answer to one user message.
 
         Args:
             prompt: the whole message.
+            allowance: money that this may cost with all attempts, in USD; None has no limit.
 
         Raises:
-            StoppedError: the next request could pass the spending cap; nothing was sent for it.
+            UsageError: an allowance, but no prices: nothing says what a request costs.
+            BudgetSpentError: the next request could cost more than is left of the allowance; it was not sent.
             ConfigError: the endpoint refuses the key, the model or the request; asking again would not help.
             ToolError: it failed in every attempt, or wants a longer wait than is sensible here.
         """
+        if allowance is not None and not self.priced:
+            raise prices_needed()
         used = Spent()
         most = self._most(prompt)
         for attempt in range(1, self.settings.attempts + 1):
-            self._check_cap(most)
+            if allowance is not None and used.usd + most.usd > allowance:
+                raise BudgetSpentError("money")
             try:
                 received = self._post(prompt)
             except AnswerError as error:
@@ -207,15 +212,6 @@ class Endpoint:
         used.add(request)
         self.spent.add(request)
 
-    def _check_cap(self, most: Spent) -> None:
-        cap = self.settings.cap_usd
-        if cap is not None and self.spent.usd + most.usd > cap:
-            raise StoppedError(
-                f"the next request to {self.settings.model} could cost {most.usd:.4f} USD; "
-                f"{self.spent.usd:.4f} of {cap:.4f} USD are spent",
-                "a higher `--max-cost` lets the search go on from here",
-            )
-
     def _wait(self, error: AnswerError, attempt: int) -> None:
         """Wait before the next attempt, as long as the endpoint asks or else twice as long each time."""
         asked = error.wait_s
@@ -245,6 +241,14 @@ class Endpoint:
     def _without_key(self, text: str) -> str:
         # a short one, such as the EMPTY of a server that wants none, would be found inside ordinary words
         return text.replace(self._key, MARK) if len(self._key) >= MIN_LENGTH else text
+
+
+def prices_needed() -> UsageError:
+    """Return the error of a limit on money without prices."""
+    return UsageError(
+        "a limit on money needs the reflection model's prices, or nothing says what a request costs",
+        "`--price-in` and `--price-out` give them, in USD per million tokens",
+    )
 
 
 def read_key(environ: Mapping[str, str], settings: EndpointSettings) -> str:

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from harness.core.errors import ConfigError, RefusedError, StoppedError, ToolError, UsageError
+from harness.core.errors import ConfigError, RefusedError, ToolError, UsageError
+from harness.prompt_search.budget import BudgetSpentError
 from harness.prompt_search.endpoint import Endpoint, EndpointSettings
 from harness.prompt_search.wire import MAX_BODY_BYTES, check_url, parse_stream, retry_after
 from tests.prompt_search.chat_server import KEY, cut, raw, serving, silent, status, streamed, whole
@@ -157,25 +158,24 @@ def test_the_newer_name_of_the_token_limit_is_used_when_asked_for():
 def test_a_spent_budget_stops_before_the_request_that_could_pass_it():
     with serving(streamed(TEXT)) as server:
         # 100 tokens of answer and at most 65 of prompt cost 165 USD at most, 37 as used
-        model = endpoint(server, price_in=1e6, price_out=1e6, cap_usd=200.0)
-        model.ask("x")
-        assert model.spent.usd == 37.0
-        with pytest.raises(StoppedError, match=r"37\.0000 of 200\.0000 USD"):
-            model.ask("x")
+        model = endpoint(server, price_in=1e6, price_out=1e6)
+        assert model.ask("x", 200.0).spent.usd == 37.0
+        with pytest.raises(BudgetSpentError, match="money"):
+            model.ask("x", 200.0 - 37.0)
     assert len(server.requests) == 1
 
 
-def test_failed_attempts_count_towards_the_cap():
+def test_failed_attempts_count_towards_what_is_left():
     with serving(cut("Read"), cut("Read"), streamed(TEXT)) as server:
-        model = endpoint(server, price_in=1e6, price_out=1e6, cap_usd=400.0)
-        with pytest.raises(StoppedError):
-            model.ask("x")
-    assert len(server.requests) == 2 and model.spent.usd <= 400.0
+        model = endpoint(server, price_in=1e6, price_out=1e6)
+        with pytest.raises(BudgetSpentError):
+            model.ask("x", 400.0)
+    assert len(server.requests) == 2 and model.spent.usd == 330.0
 
 
-def test_a_cap_without_prices_is_refused():
+def test_a_limit_on_money_without_prices_is_refused():
     with serving(streamed(TEXT)) as server, pytest.raises(UsageError, match="prices"):
-        endpoint(server, cap_usd=1.0, price_in=1.0)
+        endpoint(server, price_in=1.0).ask("x", 1.0)
     assert not server.requests
 
 
