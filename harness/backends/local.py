@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from harness.core.paths import cache_dir
 from harness.core.redact import redact
 from harness.core.signals import held_signals
 from harness.core.types import Outcome
-from harness.envs.base import check_tasks_disjoint
+from harness.envs.base import check_tasks_disjoint, without_shown
 from harness.envs.registry import load_environment
 from harness.evaluation.heldout import Recorder, Suite, load_suites, run_suite
 from harness.inference.lora import WEIGHTS
@@ -43,7 +43,7 @@ from harness.ledger.results import own_prompt_evals
 from harness.ledger.superseded import current_rows, read_rows
 from harness.program import Program, read_context
 from harness.program.documents import Context
-from harness.program.prompts import prompt_sha, run_prompts
+from harness.program.prompts import prompt_sha, run_prompts, shown_tasks
 from harness.rollouts.collect import Engine, Sampling
 from harness.training.checkpoints import Numerics, checkpoint_steps, read_manifest
 from harness.training.loop import Trainer, TrainingEnv
@@ -170,7 +170,7 @@ def _start(
 
     number = int(ledger.append_locked(build)[-1].data["attempt"])
     log = folder / "logs" / f"attempt_{number}.log"
-    return Attempt(program, ledger, plan, context, number, resumed_from, _logged(log, on_progress))
+    return Attempt(program, ledger, plan, context, number, resumed_from, logged(log, on_progress))
 
 
 def _numerics(config: RunConfig) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _restore_threads(folder: Path, step: int, config: RunConfig) -> None:
     torch.set_num_threads(threads)
 
 
-def _logged(path: Path, report: Report) -> Report:
+def logged(path: Path, report: Report) -> Report:
     """Return a report that also appends a line to the attempt's log; texts in it hold no secrets."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -301,7 +301,8 @@ def _train(attempt: Attempt) -> dict[str, Any]:
     report({"phase": "load", "message": f"loading {config.model.name}"})
     suites = load_suites(attempt.context)
     prompts = run_prompts(attempt.program, config)
-    envs = {section.id: _training_env(section, config, prompts) for section in config.env}
+    shown = shown_tasks(attempt.program, config)
+    envs = {section.id: _training_env(section, config, prompts, shown[section.id]) for section in config.env}
     check_leaks(envs, suites)
     loaded = load_model(config.model)
     with _engine(attempt, loaded) as vllm:
@@ -372,9 +373,12 @@ def _seconds_before(attempt: Attempt) -> float:
     return sum(number_or_none(item.get("wall_s")) or 0.0 for item in earlier)
 
 
-def _training_env(section: Any, config: RunConfig, prompts: Mapping[str, dict[str, str] | None]) -> TrainingEnv:
+def _training_env(
+    section: Any, config: RunConfig, prompts: Mapping[str, dict[str, str] | None], shown: Collection[str]
+) -> TrainingEnv:
+    """Return an environment to train on, without the tasks that its prompt shows as demonstrations."""
     env = load_environment(section.id, section.args)
-    tasks = env.tasks("train")
+    tasks = without_shown(env.tasks("train"), shown)
     if not tasks:
         raise ConfigError(f"environment {section.id} has no training tasks with these arguments", "check [[env]] args")
     sampling = Sampling(

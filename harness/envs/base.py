@@ -6,7 +6,7 @@ that `components` returns, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -157,6 +157,17 @@ def merge_components(shipped: Mapping[str, str], replaced: Mapping[str, str] | N
 def unknown_split(env: str, split: str, known: Sequence[str]) -> NotFoundError:
     """Return the error for a split that does not exist."""
     return NotFoundError(f"environment {env} has no split {split[:80]!r}", did_you_mean(split, known))
+
+
+def without_shown(tasks: Sequence[Task], shown: Collection[str]) -> tuple[Task, ...]:
+    """Return the tasks that a prompt does not give away: not those it shows, nor others of their clusters.
+
+    Args:
+        tasks: the training split.
+        shown: ids of tasks that stand in the prompt as demonstrations.
+    """
+    clusters = {task.cluster for task in tasks if task.id in shown}
+    return tuple(task for task in tasks if task.cluster not in clusters)
 
 
 def check_disjoint(env: Environment, train: str = "train", heldout: str = "heldout") -> None:

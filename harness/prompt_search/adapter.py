@@ -101,6 +101,7 @@ class Evaluator:
         player: plays what is new.
         guard: refuses tasks that a search must not see.
         on_progress: told after every batch.
+        phase: what it is told: `search` or `scoring`.
     """
 
     player: Player
@@ -108,6 +109,7 @@ class Evaluator:
     budget: Budget
     guard: Guard
     on_progress: Progress
+    phase: str = "search"
     seen: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
     """By hash of a candidate and task id, everything this search has evaluated, in that order."""
     texts: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -132,7 +134,7 @@ class Evaluator:
             spent = self.budget.spent
             mean = sum(known[task.id].item.reward for task in tasks) / len(tasks)
             done = {"step": spent.evaluations, "steps": self.budget.limits.evaluations}
-            self.on_progress({"phase": "search", "env": self.player.env.id, **done, "reward": mean})
+            self.on_progress({"phase": self.phase, "env": self.player.env.id, **done, "reward": mean})
         return [known[task.id] for task in tasks]
 
     def _meet(
@@ -235,7 +237,7 @@ class SearchAdapter:
             }
             for evaluation in rows
         ]
-        return {component: records for component in components_to_update}
+        return dict.fromkeys(components_to_update, records)
 
     def propose_new_texts(
         self,

@@ -67,11 +67,13 @@ class Limits:
         """
         for name, value in asdict(self).items():
             if value is not None and not value > 0:
-                raise UsageError(f"a budget of {value} {name} allows nothing", f"give --{name} a positive number")
+                raise UsageError(
+                    f"a budget of {value} {name} allows nothing", "give a positive number, or leave it out"
+                )
         if self.evaluations < sizes.floor:
             raise UsageError(
-                f"{self.evaluations} evaluations are too few: the seed and {PROPOSALS_AT_LEAST} accepted proposals take "
-                f"{sizes.floor} with {sizes.validation} validation tasks and first trials of {sizes.minibatch}",
+                f"{self.evaluations} evaluations are too few: the seed and {PROPOSALS_AT_LEAST} accepted proposals take"
+                f" {sizes.floor} with {sizes.validation} validation tasks and first trials of {sizes.minibatch}",
                 f"--budget {sizes.floor}, or fewer tasks per candidate with --validation and --minibatch",
             )
 

@@ -7,7 +7,7 @@ Source: Agrawal et al. 2025, "GEPA: Reflective Prompt Evolution Can Outperform R
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +36,19 @@ class Question:
         parts: the tasks.
         sizes: tasks per validation and per first trial.
         seed: of the search.
+        seed_shown: training tasks that the seed's demonstrations show.
     """
 
     seed_candidate: Mapping[str, str]
     parts: Parts
     sizes: Sizes
     seed: int
+    seed_shown: tuple[Task, ...] = ()
+
+    def shown_by(self, texts: Mapping[str, str]) -> tuple[Task, ...]:
+        """Return the tasks of the seed's demonstrations that these texts still show."""
+        changed = all(texts[name] != text for name, text in self.seed_candidate.items())
+        return () if changed else self.seed_shown
 
     @property
     def validation(self) -> list[Task]:
@@ -93,10 +100,8 @@ def search(
     adapter = SearchAdapter(evaluator, proposer, trial, admit, history.refused)
     if (problem := evaluator.player.problem(known, [*trial, *validation])) is not None:
         raise ConfigError(f"the seed prompt cannot be played: {problem}", "search from another one with --seed-prompt")
-    try:
+    with contextlib.suppress(BudgetSpentError):
         _optimize(question, adapter, history, budget, trial, validation)
-    except BudgetSpentError:
-        pass
     if isinstance(adapter.failed, BudgetSpentError):
         return history, str(adapter.failed)
     if adapter.failed is not None:

@@ -8,7 +8,7 @@ the variable HARNESS_DRUGPROT when absent), `variant` (`hardened` or `published`
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from harness.core.errors import ConfigError
 from harness.core.types import Episode, Score, Task
 from harness.envs.base import SingleTurnSession, merge_components, unknown_split
-from harness.envs.drugprot import prompt, verifier
+from harness.envs.drugprot import prompt, search, verifier
 from harness.envs.drugprot.corpus import embedded_facts, embedded_tasks
 from harness.envs.drugprot.labels import letter_of, permuted_letters
 from harness.envs.drugprot.official import OfficialCorpus, load_official
@@ -113,3 +113,19 @@ class DrugProt:
     def score(self, task: Task, episode: Episode) -> Score:
         """Score the reply; pure, and total over all texts."""
         return verifier.score_episode(episode, task.answer, self.args.variant)
+
+    def feedback(self, task: Task, episode: Episode, score: Score) -> str:
+        """Say in words what was right or wrong with a reply."""
+        return search.feedback(task, episode, score)
+
+    def instruction_variants(self) -> Mapping[str, Sequence[str]]:
+        """Return texts that prompt search may try in place of the shipped ones."""
+        return search.VARIANTS
+
+    def demonstration_styles(self) -> Sequence[str]:
+        """Return the styles of reasoning a task can be shown with."""
+        return tuple(search.STYLES)
+
+    def demonstrations(self, tasks: Sequence[Task], style: str) -> dict[str, str]:
+        """Return the component that shows these tasks as examples; raises ConfigError for an unknown style."""
+        return {"demonstrations": search.demonstrations_text(tasks, style)}
