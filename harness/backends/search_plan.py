@@ -30,7 +30,10 @@ class SearchRequest:
         env: environment id.
         evaluations: task evaluations the search may spend.
         tokens, money, seconds: further limits; None for none.
-        reflection: what proposes texts: `offline`, or a model.
+        reflection: what proposes texts: `offline`, `local`, or a model behind an endpoint.
+        reflection_url: base URL of the endpoint.
+        key_variable: environment variable with the endpoint's key; where a key lies decides no result.
+        price_in, price_out: USD per million tokens of that model; None when not known.
         seed_prompt: id of the prompt to begin with.
         seed: of splits, samples and proposals.
         validation, minibatch: tasks per candidate; None for what the budget can afford.
@@ -45,6 +48,10 @@ class SearchRequest:
     money: float | None = None
     seconds: float | None = None
     reflection: str = OFFLINE
+    reflection_url: str | None = None
+    key_variable: str = "OPENAI_API_KEY"
+    price_in: float | None = None
+    price_out: float | None = None
     seed_prompt: str = SHIPPED
     seed: int = 0
     validation: int | None = None
@@ -163,7 +170,7 @@ def search_settings(program: Program, context: Context, request: SearchRequest, 
         "seed_sha": prompt_sha(merge_components(env.components(), replaced)),
         "around_root": _root(state, request.around),
     }
-    return {key: value for key, value in settings.items() if key != "hypothesis"}
+    return {key: value for key, value in settings.items() if key not in ("hypothesis", "key_variable")}
 
 
 def _root(state: State, around: str | None) -> str | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 app = new_app()
 APPS = {"search-prompt": app}
+URL = "OPENAI_BASE_URL"
 _OTHERS = {
     "seed": "the seed prompt",
     "random": "random demonstrations, else as found",
@@ -35,6 +36,7 @@ _OTHERS = {
     "search-prompt",
     "harness search-prompt drugprot --budget 600",
     "harness search-prompt drugprot --budget 600 --dry-run --json",
+    "harness search-prompt drugprot --reflection gpt-oss-120b --reflection-url http://127.0.0.1:8000/v1",
     'harness search-prompt drugprot --seed 1 --reason "is the gain of the first search its seed?"',
 )
 def search_prompt(
@@ -44,8 +46,23 @@ def search_prompt(
     max_money: Annotated[float | None, typer.Option(help="Money to spend at most on the reflection model.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Seconds of search at most, over all attempts.")] = None,
     reflection: Annotated[
-        str, typer.Option(metavar="MODEL", help="What proposes texts: `offline` needs no large model.")
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="What proposes texts: `offline` (no large model), `local` (the searched one), or a name at the URL.",
+        ),
     ] = "offline",
+    reflection_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="OpenAI-compatible base URL; training tasks and replies are sent there.", envvar=URL
+        ),
+    ] = None,
+    reflection_key_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment variable that holds the endpoint's key.")
+    ] = "OPENAI_API_KEY",
+    price_in: Annotated[float | None, typer.Option(help="USD per million tokens the model reads.")] = None,
+    price_out: Annotated[float | None, typer.Option(help="USD per million tokens it writes.")] = None,
     seed_prompt: Annotated[
         str, typer.Option(metavar="ID", help="Prompt to begin with: `shipped`, or an id of rl/prompts/ENV/.")
     ] = "shipped",
@@ -83,6 +100,10 @@ def search_prompt(
         money=max_money,
         seconds=max_seconds,
         reflection=reflection,
+        reflection_url=reflection_url if reflection not in ("offline", "local") else None,
+        key_variable=reflection_key_env,
+        price_in=price_in,
+        price_out=price_out,
         seed_prompt=seed_prompt,
         seed=seed,
         validation=validation,

@@ -51,6 +51,7 @@ class Player:
         sampling: how.
         seed: of all samples; the same task meets the same random numbers under every candidate.
         batch: identifies this kind of sample in the seeds: `search` or `scoring`.
+        window: tokens the model can read; None when not known.
     """
 
     engine: Engine
@@ -61,6 +62,7 @@ class Player:
     sampling: Sampling
     seed: int
     batch: str = "search"
+    window: int | None = None
 
     def seed_of(self, task: Task) -> int:
         """Return the seed of a task's sample."""

@@ -102,16 +102,20 @@ class StepProposer:
         return Usage(10, 0.01, 0.1)
 
 
-def a_search(folder, *, env=None, proposer=None, evaluations=120, limits=None, sizes=SIZES, engine=None):
-    """Run one search with its cache in `folder`; returns (history, why it ended, evaluator)."""
+def a_world(folder, *, env=None, evaluations=120, limits=None, sizes=SIZES, engine=None):
+    """Return question and evaluator of a search with its cache in `folder`."""
     env = env or Skills()
     tokenizer = tiny_tokenizer()
     engine = engine or SkilledEngine(tokenizer)
     player = Player(engine, tokenizer, frozenset({2}), env, "fake", Sampling(16, 1.0, 4096), seed=0)
-    budget = Budget(limits or Limits(evaluations))
     guard = Guard(env.tasks("train"), env.tasks("heldout"))
+    budget = Budget(limits or Limits(evaluations))
     evaluator = Evaluator(player, Cache(folder / "search.jsonl"), budget, guard, lambda update: None)
-    question = Question(SEED, split_tasks(env.tasks("train"), 0), sizes, 0)
-    proposer = proposer or StepProposer()
-    history, ended = search(question, evaluator, proposer)
+    return Question(SEED, split_tasks(env.tasks("train"), 0), sizes, 0), evaluator
+
+
+def a_search(folder, *, proposer=None, **settings):
+    """Run one search; returns (history, why it ended, evaluator)."""
+    question, evaluator = a_world(folder, **settings)
+    history, ended = search(question, evaluator, proposer or StepProposer())
     return history, ended, evaluator
