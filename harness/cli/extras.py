@@ -20,6 +20,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "huggingface_hub": "huggingface-hub",
         "psutil": "psutil",
     },
+    "search": {"gepa": "gepa"},
     "query": {"duckdb": "duckdb"},
     "imports": {"yaml": "pyyaml"},
 }

@@ -64,13 +64,17 @@ def search_prompt(
     price_in: Annotated[float | None, typer.Option(help="USD per million tokens the model reads.")] = None,
     price_out: Annotated[float | None, typer.Option(help="USD per million tokens it writes.")] = None,
     seed_prompt: Annotated[
-        str, typer.Option(metavar="ID", help="Prompt to begin with: `shipped`, or an id of rl/prompts/ENV/.")
+        str,
+        typer.Option(metavar="FILE", help="Prompt to begin with: a TOML file, an id of rl/prompts/ENV/, `shipped`."),
     ] = "shipped",
     seed: Annotated[int, typer.Option(min=0, help="Decides splits, samples and proposals.")] = 0,
     validation: Annotated[int | None, typer.Option(min=2, help="Tasks that choose; a tenth of the budget.")] = None,
     minibatch: Annotated[
-        int | None, typer.Option(min=1, help="Tasks a proposal is tried on first; half of --validation.")
+        int | None, typer.Option(min=1, help="Tasks a proposal is tried on first; a third of --validation.")
     ] = None,
+    scoring: Annotated[
+        int, typer.Option(min=2, help="Unseen training items that the found prompt is scored on, once.")
+    ] = 240,
     around: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Search for a trained run, not for the base.", autocompletion=complete_runs),
@@ -111,6 +115,7 @@ def search_prompt(
         around=around,
         reason=reason,
         hypothesis=hypothesis,
+        scoring=scoring,
     )
     plan = plan_search(here, request, state)
     detail = _plan_detail(plan, request)

@@ -86,10 +86,12 @@ def _recorded_metrics(run: RunState, naming: Collection[str]) -> str | None:
 def _committed(run: RunState, root: Path, naming: Collection[str]) -> Iterator[Finding]:
     named: dict[str, tuple[str, str]] = {}
     created = run.created if any(event.sha in naming for event in run.of_kind("created", "imported")) else {}
-    files = created.get("files")  # of an import
-    for entry in files if isinstance(files, list) else ():
-        if isinstance(entry, dict) and entry.get("file"):
-            named[str(entry["file"])] = ("imported file", str(entry.get("sha")))
+    lists = [("imported file", created.get("files"))]
+    lists += [("file of a search", event.data.get("files")) for event in run.of_kind("finished") if event.sha in naming]
+    for what, files in lists:
+        for entry in files if isinstance(files, list) else ():
+            if isinstance(entry, dict) and entry.get("file"):
+                named[str(entry["file"])] = (what, str(entry.get("sha")))
     for data in (event.data for event in run.of_kind("evaluated") if event.sha in naming):
         if data.get("file") and data.get("file_sha"):
             named[str(data["file"])] = ("items of an eval", str(data["file_sha"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import tomlkit
@@ -46,6 +47,18 @@ def read_prompt_file(program: Program, env: str, prompt: str) -> PromptFile | No
     path = program.prompt_path(env, prompt)
     text = read_text(path, "prompt", f'use prompt = "shipped", or put the texts in {program.relative(path)}')
     return validate(PromptFile, parse_toml(text, str(path)), str(path), text)
+
+
+def seed_prompt_file(program: Program, env: str, prompt: str) -> PromptFile | None:
+    """Return the prompt that a search begins with: `shipped`, an id, or the path of a file that ends in `.toml`.
+
+    Raises:
+        As `read_prompt_file`.
+    """
+    if not prompt.endswith(".toml"):
+        return read_prompt_file(program, env, prompt)
+    text = read_text(Path(prompt), "prompt", "name a TOML file with the texts under [components]")
+    return validate(PromptFile, parse_toml(text, prompt), prompt, text)
 
 
 def read_prompt(program: Program, env: str, prompt: str) -> dict[str, str] | None:

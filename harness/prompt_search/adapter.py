@@ -21,7 +21,7 @@ from gepa.core.adapter import EvaluationBatch
 from harness.core.canonical import content_sha
 from harness.core.errors import ConfigError, InfraError
 from harness.core.seeds import derive_seed
-from harness.core.types import Rollout, Task
+from harness.core.types import FailureClass, Rollout, Task
 from harness.envs.base import Environment, feedback_of
 from harness.evaluation.heldout import item_record
 from harness.inference.chat import render_chat
@@ -167,7 +167,7 @@ class Evaluator:
             for rollout in bad:
                 tokens = len(rollout.completion.token_ids)
                 why = rollout.score.diagnostics.get("error", "")
-                self.cache.note_failure(rollout.task.id, rollout.score.failure, why, tokens)
+                self.cache.note_failure(rollout.task.id, rollout.score.failure or FailureClass.VERIFIER, why, tokens)
                 self.budget.spent.add(tokens=tokens)
             left = [rollout.task for rollout in bad]
             if not left:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from harness.core.errors import UsageError
 
+SCORING_ITEMS = 240
+"""Items of the final scoring, outside the budget: a gain of a fifth of the spread of rewards shows."""
 PROPOSALS_AT_LEAST = 3
 """Accepted proposals that the smallest budget must have room for."""
 
@@ -32,7 +34,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_for(evaluations: int, validation: int | None = None, minibatch: int | None = None) -> Sizes:
-    """Return sizes that a budget can afford: a tenth of it for a validation, half of that for a first trial.
+    """Return sizes that a budget can afford: a tenth of it for a validation, a third of that for a first trial.
 
     Args:
         evaluations: the budget in task evaluations.
@@ -40,7 +42,7 @@ def sizes_for(evaluations: int, validation: int | None = None, minibatch: int | 
         minibatch: asked for; None for the usual size.
     """
     chosen = validation or min(100, max(16, evaluations // 10))
-    return Sizes(chosen, minibatch or max(8, chosen // 2))
+    return Sizes(chosen, minibatch or max(8, chosen // 3))
 
 
 @dataclass(frozen=True, slots=True)

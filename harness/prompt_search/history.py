@@ -81,7 +81,7 @@ class History:
         self._note("accepted", f"candidate {event['new_candidate_idx']}")
 
     def on_candidate_rejected(self, event: Mapping[str, Any]) -> None:
-        """Note that a proposal did no better than its parent on its first trial."""
+        """Note that a proposal did not beat its parent, or too many others, on its first trial."""
         self._note("rejected", f"first trial {event['new_score']:.3f}, its parent {event['old_score']:.3f}")
 
     def refused(self, texts: Mapping[str, str], reason: str) -> None:

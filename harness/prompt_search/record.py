@@ -10,6 +10,7 @@ from harness.core.types import Task
 from harness.envs.base import Searchable
 from harness.evaluation.records import ItemRecord
 from harness.prompt_search.adapter import Evaluator
+from harness.prompt_search.budget import SCORING_ITEMS
 from harness.prompt_search.history import Found, History
 from harness.prompt_search.offline import OfflineProposer, Shown
 from harness.prompt_search.proposer import Proposer
@@ -17,8 +18,6 @@ from harness.prompt_search.scoring import gains, means, random_demonstrations, s
 from harness.prompt_search.search import Question, search
 from harness.prompt_search.splits import sample_tasks
 
-SCORING_ITEMS = 120
-"""Items of the final scoring, the same ones for every seed."""
 EXAMPLES = 5
 """Validation tasks shown with what the model wrote before and after."""
 
@@ -109,11 +108,14 @@ class Finding:
         ]
 
 
-def find(question: Question, evaluator: Evaluator, proposer: Proposer, confidence: float) -> Finding:
+def find(
+    question: Question, evaluator: Evaluator, proposer: Proposer, confidence: float, items: int = SCORING_ITEMS
+) -> Finding:
     """Search, then score the found prompt, the seed and random demonstrations once on unseen items.
 
     Args:
         confidence: of every interval.
+        items: of the final scoring at most; the first ones are the same for every seed.
 
     Raises:
         As `search.search`.
@@ -126,7 +128,7 @@ def find(question: Question, evaluator: Evaluator, proposer: Proposer, confidenc
         name: [evaluator.seen[found.sha][task.id].item for task in question.validation]
         for name, found in (("seed", seed), ("found", chosen))
     }
-    tasks = sample_tasks(question.parts.scoring, SCORING_ITEMS, 0)
+    tasks = sample_tasks(question.parts.scoring, items, 0)
     prompts = {"found": [chosen.texts], "seed": [seed.texts]} | _random(question, evaluator, chosen, shown)
     return Finding(
         question=question,

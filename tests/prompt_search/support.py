@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -16,6 +17,7 @@ from harness.prompt_search.adapter import Evaluator, Player
 from harness.prompt_search.budget import Budget, Limits, sizes_for
 from harness.prompt_search.cache import Cache
 from harness.prompt_search.offline import OfflineProposer
+from harness.prompt_search.record import find
 from harness.prompt_search.search import Question
 from harness.prompt_search.splits import Guard, split_tasks
 from harness.rollouts.collect import Sampling
@@ -44,7 +46,7 @@ class Riddles:
             "train": tuple(riddle(index, "train") for index in range(420)),
             "heldout": tuple(riddle(index, "heldout") for index in range(12)),
         }
-        self.broken = lambda task: None
+        self.broken: Any = lambda task: None
         """Returns a failure class for a task whose verifier cannot answer."""
 
     def components(self):
@@ -137,7 +139,7 @@ class Solver:
 
     def _answer(self, prompt, seed):
         text = "".join(map(chr, prompt))
-        gold = re.search(r"<user>.*the word is (\w)", text)[1].upper()
+        gold = re.findall(r"<user>.*the word is (\w)", text)[-1].upper()
         right = random.Random(seed).random() < chance(text)
         return Completion((ord(gold if right else "X"), END), (-0.1, -0.1), FinishReason.STOP)
 
@@ -155,3 +157,9 @@ def world(folder, engine, evaluations=200, seed=0, env=None, proposer=None, **li
     pool = question.parts.demonstrations
     offline = OfflineProposer(env, pool, played, evaluator.seen, evaluator.texts, seed, count=6)
     return question, evaluator, proposer or offline
+
+
+def found(folder, engine, evaluations=200, seed=0, items=240):
+    """Return what a search of its own finds."""
+    question, evaluator, proposer = world(folder, engine, evaluations, seed)
+    return find(question, evaluator, proposer, 0.95, items)

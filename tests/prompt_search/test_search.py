@@ -14,7 +14,7 @@ from harness.core.types import FailureClass
 from harness.prompt_search.budget import Limits, sizes_for
 from harness.prompt_search.record import find
 from harness.prompt_search.search import search
-from tests.prompt_search.support import Riddles, Solver, world
+from tests.prompt_search.support import Riddles, Solver, found, world
 
 
 def told(finding):
@@ -25,9 +25,9 @@ def told(finding):
 
 
 def test_it_finds_demonstrations_that_help_on_items_it_did_not_see(tmp_path):
-    finding = find(*world(tmp_path, Solver(), 600), 0.95)
+    finding = found(tmp_path, Solver(), 600)
     result = finding.result()
-    assert result["scoring"]["items"] == 120
+    assert result["scoring"]["items"] == 126
     gain = result["scoring"]["gain"]
     assert gain["seed"]["reward"]["low"] > 0 and gain["random"]["reward"]["low"] > 0
     assert len(finding.shown) == 6 and finding.chosen.index > 0
@@ -37,7 +37,7 @@ def test_it_finds_demonstrations_that_help_on_items_it_did_not_see(tmp_path):
 
 def test_no_task_stands_in_two_parts_and_none_of_the_shown_is_scored(tmp_path):
     question, evaluator, proposer = world(tmp_path, Solver(), 300)
-    finding = find(question, evaluator, proposer, 0.95)
+    finding = find(question, evaluator, proposer, 0.95, 60)
     shown = {task.id for task in finding.shown}
     clusters = {task.cluster for task in finding.shown}
     scored = {item.task for item in finding.scoring["found"]}
@@ -78,24 +78,24 @@ def test_below_the_floor_a_search_is_refused():
     ("before", "after"), [((k,), ()) for k in (1, 2, 4, 6, 9)] + [((), (k,)) for k in (1, 3, 5, 7, 10)]
 )
 def test_a_kill_at_any_moment_costs_nothing_that_was_paid_and_changes_nothing(tmp_path, before, after):
-    whole = find(*world(tmp_path / "whole", Solver(), 200), 0.95)
+    whole = found(tmp_path / "whole", Solver(), 200, items=60)
     with pytest.raises(KeyboardInterrupt):
-        find(*world(tmp_path / "killed", killed := Solver(before, after), 200), 0.95)
-    again = find(*world(tmp_path / "killed", resumed := Solver(), 200), 0.95)
+        found(tmp_path / "killed", killed := Solver(before, after), 200, items=60)
+    again = found(tmp_path / "killed", resumed := Solver(), 200, items=60)
     assert told(again) == told(whole)
     assert not set(killed.asked) & set(resumed.asked)
     lines = (tmp_path / "killed" / "evaluations.jsonl").read_text().splitlines()
     keys = [json.loads(line)["key"] for line in lines]
     assert len(keys) == len(set(keys)) == killed.played + resumed.played
-    assert find(*world(tmp_path / "killed", third := Solver(), 200), 0.95).result() == again.result()
+    assert found(tmp_path / "killed", third := Solver(), 200, items=60).result() == again.result()
     assert third.played == 0
 
 
 def test_a_line_torn_by_a_kill_is_paid_again_and_nothing_else(tmp_path):
-    whole = find(*world(tmp_path, Solver(), 200), 0.95)
+    whole = found(tmp_path, Solver(), 200, items=60)
     path = tmp_path / "evaluations.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
-    again = find(*world(tmp_path, engine := Solver(), 200), 0.95)
+    again = found(tmp_path, engine := Solver(), 200, items=60)
     assert engine.played == 1 and told(again) == told(whole)
 
 
@@ -109,11 +109,9 @@ def test_a_failure_of_the_machine_is_neither_scored_nor_stored(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert [row["task"] for row in rows if row["kind"] == "failure"] == [bad] * 3
     assert bad not in {row["item"]["task"] for row in rows if row["kind"] == "evaluation"}
-    again = find(*world(tmp_path, Solver(), 200), 0.95)
+    again = found(tmp_path, Solver(), 200, items=60)
     assert bad in again.history.found[0].scores
-    assert (
-        again.history.found[0].scores == find(*world(tmp_path / "other", Solver(), 200), 0.95).history.found[0].scores
-    )
+    assert again.history.found[0].scores == found(tmp_path / "other", Solver(), 200, items=60).history.found[0].scores
 
 
 def test_a_failure_that_passes_is_tried_again(tmp_path):

@@ -7,6 +7,7 @@ the last word before the box is the label, since the model that reads this ties 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from harness.core.errors import ConfigError
@@ -15,6 +16,7 @@ from harness.core.types import Episode, Score, Task
 from harness.envs.drugprot.labels import LABELS, LETTERS
 from harness.envs.drugprot.verifier import parse_reply
 
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z0-9])")
 _SAYS = {
     "INDIRECT-DOWNREGULATOR": "lowers the amount of",
     "INDIRECT-UPREGULATOR": "raises the amount of",
@@ -31,12 +33,11 @@ _SAYS = {
     "PART-OF": "is inside",
 }
 STYLES = {
-    "short": "The chemical {says} the protein: {label}",
-    "named": "{chemical} {says} {protein}: {label}",
-    "label": "{label}",
-    "full": "The drug {says} the protein, so this chemical is to the gene product: {label}",
+    "excerpt": (True, "The chemical {says} the protein: {label}"),
+    "label": (True, "{label}"),
+    "whole": (False, "The chemical {says} the protein: {label}"),
 }
-"""Reasoning of a demonstration by style."""
+"""By style, whether only the sentences that name the pair are shown, and the reasoning of a demonstration."""
 VARIANTS: Mapping[str, Sequence[str]] = {
     "system": (
         "Name how the chemical acts on the protein. Options:\n[[OPTIONS]]\n"
@@ -61,13 +62,29 @@ def demonstrations_text(tasks: Sequence[Task], style: str) -> str:
     """
     if style not in STYLES:
         raise ConfigError(f"there is no style of demonstrations {style[:80]!r}", did_you_mean(style, STYLES))
-    return "\n\n".join(_record(task, STYLES[style]) for task in tasks)
+    return "\n\n".join(_record(task, *STYLES[style]) for task in tasks)
 
 
-def _record(task: Task, sentence: str) -> str:
+def _record(task: Task, cut: bool, sentence: str) -> str:
     abstract, chemical, protein = (" ".join(task.fields[name].split()) for name in ("abstract", "chemical", "protein"))
-    think = sentence.format(says=_SAYS[task.label], label=task.label, chemical=chemical, protein=protein)
+    abstract = excerpt(abstract, chemical, protein) if cut else abstract
+    think = sentence.format(says=_SAYS[task.label], label=task.label)
     return f"abstract: {abstract}\nchemical: {chemical}\nprotein: {protein}\nlabel: {task.label}\nthink: {think}"
+
+
+def excerpt(abstract: str, chemical: str, protein: str) -> str:
+    """Return the shortest run of sentences that names both; the whole abstract when none does.
+
+    A small model reads long examples badly, and the sentence with the pair is what an example is about.
+    """
+    sentences = _SENTENCE_END.split(abstract)
+    names = [chemical.casefold(), protein.casefold()]
+    for length in range(1, len(sentences)):
+        for start in range(len(sentences) - length + 1):
+            run = " ".join(sentences[start : start + length])
+            if all(name in run.casefold() for name in names):
+                return run
+    return abstract
 
 
 def feedback(task: Task, episode: Episode, score: Score) -> str:
