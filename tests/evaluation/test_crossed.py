@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from harness.cli.main import main  # noqa: E402
 from harness.core.errors import RefusedError  # noqa: E402
 from harness.envs.registry import ENVIRONMENTS  # noqa: E402
 from harness.evaluation import crossed  # noqa: E402
-from harness.evaluation.effect import CELLS  # noqa: E402
+from harness.evaluation.effect import CELLS, EFFECTS, VERDICTS  # noqa: E402
 from harness.evaluation.heldout import Recorder, load_suites, run_suite  # noqa: E402
 from harness.evaluation.records import read_items  # noqa: E402
 from harness.evaluation.statistics import paired_difference  # noqa: E402
@@ -155,3 +157,20 @@ def test_other_differences_of_the_two_runs_are_named(program):
     config.write_text(config.read_text() + "[lora]\nrank = 8\n")
     (row,) = measure(program)
     assert row["differs"] == ["lora.rank"]
+
+
+def test_the_command_shows_the_table_and_the_verdict(program, monkeypatch, capsys):
+    monkeypatch.chdir(program.root)
+    monkeypatch.delenv("HARNESS_PROGRAM", raising=False)
+    assert main(["eval", CHOSEN, "--prompt-effect", SEED, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert main(["eval", CHOSEN, "--prompt-effect", SEED]) == 0
+    shown = capsys.readouterr().out
+    found = row["verdict"]["reward"]
+    assert f"{found}: {VERDICTS[found]}" in shown
+    for effect in EFFECTS:
+        assert effect.title in shown
+    assert main(["eval", CHOSEN, "--prompt-effect", SEED, "--step", "4", "--json"]) == 2
+    assert main(["eval", "run-009", "--prompt-effect", SEED, "--json"]) == 2
+    assert main(["log", CHOSEN]) == 0
+    assert "under the seed prompt" in capsys.readouterr().out
