@@ -29,6 +29,28 @@ _OTHERS = {
     "random": "random demonstrations, else as found",
     "random_in_seed": "random demonstrations in the seed prompt",
 }
+ReflectionOption = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL",
+        help="What proposes texts: `offline` (no large model), `local` (the searched one), or a name at the URL.",
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="OpenAI-compatible base URL; tasks and replies are sent there.", envvar=URL),
+]
+KeyOption = Annotated[str, typer.Option(metavar="NAME", help="Environment variable that holds the endpoint's key.")]
+SeedPromptOption = Annotated[
+    str, typer.Option(metavar="FILE", help="Prompt to begin with: a TOML file, an id of rl/prompts/ENV/, `shipped`.")
+]
+MinibatchOption = Annotated[
+    int | None, typer.Option(min=1, help="Tasks a proposal is tried on first; a third of --validation.")
+]
+AroundOption = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="Search for a trained run, not the base.", autocompletion=complete_runs),
+]
 
 
 @command(
@@ -45,40 +67,17 @@ def search_prompt(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to spend at most, of both models.")] = None,
     max_money: Annotated[float | None, typer.Option(help="Money to spend at most on the reflection model.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Seconds of search at most, over all attempts.")] = None,
-    reflection: Annotated[
-        str,
-        typer.Option(
-            metavar="MODEL",
-            help="What proposes texts: `offline` (no large model), `local` (the searched one), or a name at the URL.",
-        ),
-    ] = "offline",
-    reflection_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="OpenAI-compatible base URL; training tasks and replies are sent there.", envvar=URL
-        ),
-    ] = None,
-    reflection_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Environment variable that holds the endpoint's key.")
-    ] = "OPENAI_API_KEY",
-    price_in: Annotated[float | None, typer.Option(help="USD per million tokens the model reads.")] = None,
-    price_out: Annotated[float | None, typer.Option(help="USD per million tokens it writes.")] = None,
-    seed_prompt: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Prompt to begin with: a TOML file, an id of rl/prompts/ENV/, `shipped`."),
-    ] = "shipped",
+    reflection: ReflectionOption = "offline",
+    reflection_url: UrlOption = None,
+    reflection_key_env: KeyOption = "OPENAI_API_KEY",
+    price_in: Annotated[float | None, typer.Option(help="USD per million tokens that MODEL reads.")] = None,
+    price_out: Annotated[float | None, typer.Option(help="USD per million tokens that MODEL writes.")] = None,
+    seed_prompt: SeedPromptOption = "shipped",
     seed: Annotated[int, typer.Option(min=0, help="Decides splits, samples and proposals.")] = 0,
     validation: Annotated[int | None, typer.Option(min=2, help="Tasks that choose; a tenth of the budget.")] = None,
-    minibatch: Annotated[
-        int | None, typer.Option(min=1, help="Tasks a proposal is tried on first; a third of --validation.")
-    ] = None,
-    scoring: Annotated[
-        int, typer.Option(min=2, help="Unseen training items that the found prompt is scored on, once.")
-    ] = 240,
-    around: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Search for a trained run, not for the base.", autocompletion=complete_runs),
-    ] = None,
+    minibatch: MinibatchOption = None,
+    scoring: Annotated[int, typer.Option(min=2, help="Unseen items the found prompt is scored on, once.")] = 240,
+    around: AroundOption = None,
     reason: Annotated[str | None, typer.Option(help="Why another search, or one around a trained run.")] = None,
     hypothesis: Annotated[str | None, typer.Option(help="What the search should show.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the device instead of exit code 75.")] = False,
@@ -97,26 +96,10 @@ def search_prompt(
     state = read_state(here)
     if around is not None:
         find_run(state, around)
-    request = SearchRequest(
-        env=env,
-        evaluations=budget,
-        tokens=max_tokens,
-        money=max_money,
-        seconds=max_seconds,
-        reflection=reflection,
-        reflection_url=reflection_url if reflection not in ("offline", "local") else None,
-        key_variable=reflection_key_env,
-        price_in=price_in,
-        price_out=price_out,
-        seed_prompt=seed_prompt,
-        seed=seed,
-        validation=validation,
-        minibatch=minibatch,
-        around=around,
-        reason=reason,
-        hypothesis=hypothesis,
-        scoring=scoring,
-    )
+    limits, sizes = (budget, max_tokens, max_money, max_seconds), (validation, minibatch)
+    endpoint = (reflection_url, reflection_key_env, price_in, price_out)
+    told = (around, reason, hypothesis)
+    request = SearchRequest(env, *limits, reflection, seed_prompt, seed, *sizes, *told, scoring, *endpoint)
     plan = plan_search(here, request, state)
     detail = _plan_detail(plan, request)
     if dry_run:

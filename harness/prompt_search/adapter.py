@@ -34,8 +34,8 @@ from harness.prompt_search.screening import screen
 from harness.prompt_search.splits import Guard
 from harness.rollouts.collect import Engine, Sampling, collect
 
-CHUNK = 32
-"""Tasks per call of the engine, so per flush of the cache."""
+CHUNK = 64
+"""Tasks per call of the engine, so per flush of the cache; what a prompt begins with is computed once per call."""
 TRIES = 3
 """Times an evaluation that machine or tool spoiled is made before the search gives up."""
 Progress = Callable[[dict[str, Any]], None]
