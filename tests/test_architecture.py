@@ -28,7 +28,14 @@ LAYERS = (
 )
 TIER_0 = {"core", "config", "ledger", "program", "cli"}
 TIER_2 = {"inference", "rollouts", "training", "prompt_search"}
-TIER_2 |= {"evaluation.heldout", "backends.local", "backends.estimate", "backends.processes", "backends.search"}
+TIER_2 |= {
+    "evaluation.heldout",
+    "evaluation.crossed",
+    "backends.local",
+    "backends.estimate",
+    "backends.processes",
+    "backends.search",
+}
 TIER_0_PACKAGES = {"typer", "pydantic", "pydantic_core", "tomlkit", "rich"}
 TIER_1_PACKAGES = TIER_0_PACKAGES | {"numpy", "scipy", "pandas", "matplotlib", "jinja2", "markupsafe"}
 HEAVY = ("torch", "numpy", "scipy", "pandas", "matplotlib", "transformers", "peft", "jinja2", "duckdb")

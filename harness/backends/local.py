@@ -446,7 +446,7 @@ def _demonstrate(config: RunConfig, envs: Mapping[str, TrainingEnv]) -> None:
     for name, tasks in chosen.items():
         envs[name].demonstrated = tasks
         if section.exclude_demonstrated:
-            left = without(envs[name].env.tasks("train"), tasks)
+            left = without(envs[name].stream.tasks, tasks)
             envs[name].stream = TaskStream(left, config.train.balance_labels, seed)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from harness.backends.capture import capture_environment
 from harness.backends.local import WAIT_FOREVER_S, describe, logged
-from harness.backends.search_plan import OFFLINE, SearchPlan, create_search
+from harness.backends.search_plan import OFFLINE, SearchPlan, SearchRequest, create_search
 from harness.config.schema import ModelSection
 from harness.core.canonical import canonical_json, encode_non_finite, sha256_file
-from harness.core.errors import ConfigError, NotFoundError, RefusedError
+from harness.core.errors import ConfigError, NotFoundError, RefusedError, UsageError
 from harness.core.failures import rule_for
 from harness.core.files import atomic_write, file_lock, step_folders
 from harness.core.paths import cache_dir
@@ -37,9 +37,13 @@ from harness.program.prompts import PromptFile, seed_prompt_file, write_prompt
 from harness.prompt_search.adapter import Evaluator, Player
 from harness.prompt_search.budget import Budget, Limits, Sizes, sizes_for
 from harness.prompt_search.cache import Cache
+from harness.prompt_search.endpoint import Endpoint, EndpointSettings, prices_needed
+from harness.prompt_search.local import NAME as LOCAL
+from harness.prompt_search.local import LocalReflector
 from harness.prompt_search.offline import OfflineProposer
 from harness.prompt_search.proposer import Proposer
 from harness.prompt_search.record import Finding, find
+from harness.prompt_search.reflection import ReflectionProposer, Reflector
 from harness.prompt_search.search import Question
 from harness.prompt_search.splits import Guard, split_tasks
 from harness.rollouts.collect import Sampling
@@ -82,6 +86,7 @@ def run_search(program: Program, plan: SearchPlan, *, wait: bool = False, on_pro
         return SearchOutcome(plan.run, stored_result(ledger.state().runs[plan.run]))
     limits, sizes = limits_of(plan)
     limits.check(sizes)
+    endpoint = endpoint_of(plan.request)
     device = pick_device("auto")
     with file_lock(
         cache_dir() / "locks" / f"{device.type}.lock",
@@ -98,7 +103,7 @@ def run_search(program: Program, plan: SearchPlan, *, wait: bool = False, on_pro
             report = logged(program.run_dir(run) / "logs" / f"attempt_{attempt}.log", on_progress)
             with _recorded(ledger, run, attempt) as result:
                 let_signals_through()
-                result["search"], result["files"] = _search(program, plan, run, limits, sizes, report)
+                result["search"], result["files"] = _search(program, plan, run, limits, sizes, endpoint, report)
     return SearchOutcome(run, result["search"])
 
 
@@ -153,7 +158,13 @@ def _recorded(ledger: Ledger, run: str, attempt: int) -> Iterator[dict[str, Any]
 
 
 def _search(
-    program: Program, plan: SearchPlan, run: str, limits: Limits, sizes: Sizes, report: Report
+    program: Program,
+    plan: SearchPlan,
+    run: str,
+    limits: Limits,
+    sizes: Sizes,
+    endpoint: Endpoint | None,
+    report: Report,
 ) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """Search, score once, and write prompt and record; return the result and the files it names."""
     asked, context = plan.request, read_context(program)
@@ -165,7 +176,7 @@ def _search(
         budget = Budget(limits)
         budget.spent.add(tokens=cache.failed_tokens)
         evaluator = Evaluator(player, cache, budget, guard, report)
-        proposer = make_proposer(asked.reflection, env, question, evaluator)
+        proposer = make_proposer(endpoint or asked.reflection, env, question, evaluator)
         finding = find(question, evaluator, proposer, context.eval.confidence, asked.scoring)
     record = program.analysis_dir(run) / "data" / RECORD
     atomic_write(record, canonical_json(encode_non_finite(finding.record()), sort=False) + "\n")
@@ -228,7 +239,8 @@ def _player(program: Program, plan: SearchPlan, env: Environment) -> Player:
         name += f" with the adapter {sha256_file(folder / WEIGHTS)[:12]} of {asked.around}"
     sampling = Sampling(**plan.settings["sampling"])
     engine = TransformersEngine(loaded, model)
-    return Player(engine, loaded.tokenizer, loaded.eos_ids, env, name, sampling, asked.seed)
+    window = loaded.model.config.max_position_embeddings
+    return Player(engine, loaded.tokenizer, loaded.eos_ids, env, name, sampling, asked.seed, window=window)
 
 
 def _last_adapter(program: Program, run: str) -> Path:
@@ -239,19 +251,47 @@ def _last_adapter(program: Program, run: str) -> Path:
     return folders[-1]
 
 
-def make_proposer(reflection: str, env: Environment, question: Question, evaluator: Evaluator) -> Proposer:
+def endpoint_of(asked: SearchRequest) -> Endpoint | None:
+    """Return the endpoint of the reflection model; None where a search needs none. Nothing is sent.
+
+    Raises:
+        UsageError: without an address or a key, or a limit on money without prices.
+    """
+    if asked.reflection in (OFFLINE, LOCAL):
+        return None
+    if not asked.reflection_url:
+        raise UsageError(
+            f"where is the model {asked.reflection[:80]!r}?",
+            "--reflection-url https://HOST/v1 names an OpenAI-compatible endpoint; `offline` and `local` need none",
+        )
+    settings = EndpointSettings(
+        base_url=asked.reflection_url,
+        model=asked.reflection,
+        key_variable=asked.key_variable,
+        price_in=asked.price_in,
+        price_out=asked.price_out,
+    )
+    endpoint = Endpoint(settings)
+    if asked.money is not None and not endpoint.priced:
+        raise prices_needed()
+    return endpoint
+
+
+def make_proposer(reflection: str | Reflector, env: Environment, question: Question, evaluator: Evaluator) -> Proposer:
     """Return what proposes texts.
 
     Args:
-        reflection: `offline`.
+        reflection: `offline`, `local`, or a model to ask.
 
     Raises:
-        NotFoundError: for another one.
         ConfigError: when the environment does not say what may be tried.
         RefusedError: when demonstrations would put source text into git that may not be passed on.
     """
     if reflection != OFFLINE:
-        raise NotFoundError(f"there is no proposer {reflection[:80]!r}", "--reflection offline needs no model")
+        model = _local(evaluator.player) if isinstance(reflection, str) else reflection
+        # their tasks must stay on record, which only a composed text keeps
+        composed = env.demonstrations((), env.demonstration_styles()[0]) if isinstance(env, Searchable) else {}
+        return ReflectionProposer(model, evaluator.budget, tuple(composed))
     if not isinstance(env, Searchable):
         raise ConfigError(
             f"environment {env.id} does not say what a search without a large model may try",
@@ -265,3 +305,9 @@ def make_proposer(reflection: str, env: Environment, question: Question, evaluat
     played = (*question.trial, *question.validation)
     pool = question.parts.demonstrations
     return OfflineProposer(env, pool, played, evaluator.seen, evaluator.texts, question.seed)
+
+
+def _local(player: Player) -> LocalReflector:
+    """Return the searched model itself as the one that reflects."""
+    window = player.window or player.sampling.context
+    return LocalReflector(player.engine, player.tokenizer, player.eos_ids, window, seed=player.seed)

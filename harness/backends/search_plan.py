@@ -31,7 +31,7 @@ class SearchRequest:
         env: environment id.
         evaluations: task evaluations the search may spend.
         tokens, money, seconds: further limits; None for none.
-        reflection: what proposes texts: `offline`, or a model.
+        reflection: what proposes texts: `offline`, `local`, or a model behind an endpoint.
         seed_prompt: the prompt to begin with: `shipped`, an id, or the path of a TOML file.
         seed: of splits, samples and proposals.
         validation, minibatch: tasks per candidate; None for what the budget can afford.
@@ -39,6 +39,9 @@ class SearchRequest:
         reason: why another search, or one around a trained checkpoint.
         hypothesis: what the search should show; None for the usual one.
         scoring: items of the final scoring.
+        reflection_url: base URL of the endpoint that has the model.
+        key_variable: environment variable with the endpoint's key; neither decides a result.
+        price_in, price_out: USD per million tokens of that model; None when not known.
     """
 
     env: str
@@ -55,6 +58,10 @@ class SearchRequest:
     reason: str | None = None
     hypothesis: str | None = None
     scoring: int = 240
+    reflection_url: str | None = None
+    key_variable: str = "OPENAI_API_KEY"
+    price_in: float | None = None
+    price_out: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +174,9 @@ def search_settings(program: Program, context: Context, request: SearchRequest, 
         "seed_sha": prompt_sha(merge_components(env.components(), seed.components if seed else None)),
         "around_root": _root(state, request.around),
     }
-    return {key: value for key, value in settings.items() if key != "hypothesis"}
+    return {
+        key: value for key, value in settings.items() if key not in ("hypothesis", "reflection_url", "key_variable")
+    }
 
 
 def _root(state: State, around: str | None) -> str | None:

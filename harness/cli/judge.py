@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 APPS = {name: new_app() for name in ("eval", "report", "decide", "promote")}
 
 
-@command(APPS["eval"], "eval", "harness eval run-002 --step 20", "harness eval base", "harness eval path/to/adapter")
+@command(
+    APPS["eval"],
+    "eval",
+    "harness eval run-002 --step 20",
+    "harness eval base",
+    "harness eval path/to/adapter",
+    "harness eval run-004 --prompt-effect run-002",
+)
 def evaluate(
     subject: Annotated[
         str,
@@ -32,12 +39,24 @@ def evaluate(
         ),
     ],
     step: Annotated[int | None, typer.Option(help="Step of a run; its last adapter when left out.", min=0)] = None,
+    prompt_effect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Measure what the searched prompt of SUBJECT and RL each give; RUN was trained under the seed prompt.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
 ) -> Result:
     """Evaluate a run, the base model or an adapter on the frozen protocol.
 
     Items, sizes, sampling and scoring are those of CONTEXT.md. A run is sampled with its own `backend.engine`, and its
     results are added to its ledger; the base model and an adapter folder are sampled with transformers.
+    With --prompt-effect the base and both runs are evaluated under both prompts, as far as that is not on record, and
+    the table says how much of the gain belongs to the prompt, to RL and to both, and whether RL absorbs the prompt.
     """
+    if prompt_effect is not None:
+        return _prompt_effect(prompt_effect, subject, step)
     quiet_libraries()
     from harness.evaluation.heldout import evaluate as run_protocol
 
@@ -50,6 +69,39 @@ def evaluate(
         rows = run_protocol(here, subject, step, report)
     data = rows_document(rows, {"total": len(rows)}, False) | {"subject": subject}
     return Result(data, lambda: eval_lines(rows))
+
+
+def _prompt_effect(seed_run: str, chosen_run: str, step: int | None) -> Result:
+    if step is not None:
+        raise UsageError("--prompt-effect takes the last adapter of both runs", "leave --step out")
+    here = program()
+    state = read_state(here)
+    for run in (seed_run, chosen_run):
+        find_run(state, run)
+    quiet_libraries()
+    from harness.evaluation.crossed import prompt_effect
+
+    with progress(chosen_run) as report:
+        rows = prompt_effect(here, seed_run, chosen_run, report)
+    data = rows_document(rows, {"total": len(rows)}, False) | {"subject": chosen_run}
+    return Result(data, lambda: _effect_lines(rows))
+
+
+def _effect_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
+    from harness.evaluation.effect import EFFECTS, VERDICTS
+
+    lines: list[Line] = []
+    for row in rows:
+        cells = {(cell["model"], cell["prompt"]): spell_interval(cell["means"]["reward"]) for cell in row["cells"]}
+        models = {"base": "base", "seed": row["seed_run"], "chosen": row["chosen_run"]}
+        means = [(name, *(cells[model, prompt] for prompt in ("seed", "chosen"))) for model, name in models.items()]
+        effects = [(effect.title, spell_interval(row["effects"]["reward"][effect.name])) for effect in EFFECTS]
+        found = row["verdict"]["reward"]
+        lines += [*table([f"reward, {row['env']}", "seed prompt", "chosen prompt"], means), ""]
+        lines += [*table(["what", "gain"], effects), "", (Styled(found, "strong"), f": {VERDICTS[found]}")]
+        if row["differs"]:
+            lines.append(f"the runs differ in more than the prompt: {', '.join(row['differs'])}")
+    return [*lines, f"`harness report {rows[0]['chosen_run']}` shows every metric"]
 
 
 def eval_lines(rows: Sequence[Mapping[str, Any]]) -> list[Line]:

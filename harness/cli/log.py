@@ -131,6 +131,11 @@ def _evaluated(data: Mapping[str, Any]) -> str:
     return f"{text}, gain {spell_interval(gain)}" if gain else text
 
 
+def _prompt_effect(data: Mapping[str, Any]) -> str:
+    found = data.get("verdict", {}).get("reward")
+    return f"on {data.get('env')}, {data.get('seed_run')} under the seed prompt: {str(found).replace('_', ' ')}"
+
+
 def _finished(data: Mapping[str, Any]) -> str:
     step = f" at step {data['step']}" if data.get("step") is not None else ""
     took = f" after {spell_duration(data['wall_s'])}" if isinstance(data.get("wall_s"), int | float) else ""
@@ -158,6 +163,7 @@ _TELLERS = {
     "started": _started,
     "evaluated": _evaluated,
     "finished": _finished,
+    "prompt_effect": _prompt_effect,
     "decided": lambda data: f"{data['decision']}: {data.get('reason')}",
     "gated": _gated,
     "promoted": _gated,

@@ -23,14 +23,24 @@ if TYPE_CHECKING:
 
 app = new_app()
 APPS = {"search-prompt": app}
+URL = "OPENAI_BASE_URL"
 _OTHERS = {
     "seed": "the seed prompt",
     "random": "random demonstrations, else as found",
     "random_in_seed": "random demonstrations in the seed prompt",
 }
 ReflectionOption = Annotated[
-    str, typer.Option(metavar="MODEL", help="What proposes texts: `offline` needs no large model.")
+    str,
+    typer.Option(
+        metavar="MODEL",
+        help="What proposes texts: `offline` (no large model), `local` (the searched one), or a name at the URL.",
+    ),
 ]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="OpenAI-compatible base URL; tasks and replies are sent there.", envvar=URL),
+]
+KeyOption = Annotated[str, typer.Option(metavar="NAME", help="Environment variable that holds the endpoint's key.")]
 SeedPromptOption = Annotated[
     str, typer.Option(metavar="FILE", help="Prompt to begin with: a TOML file, an id of rl/prompts/ENV/, `shipped`.")
 ]
@@ -48,6 +58,7 @@ AroundOption = Annotated[
     "search-prompt",
     "harness search-prompt drugprot --budget 600",
     "harness search-prompt drugprot --budget 600 --dry-run --json",
+    "harness search-prompt drugprot --reflection gpt-oss-120b --reflection-url http://127.0.0.1:8000/v1",
     'harness search-prompt drugprot --seed 1 --reason "is the gain of the first search its seed?"',
 )
 def search_prompt(
@@ -57,6 +68,10 @@ def search_prompt(
     max_money: Annotated[float | None, typer.Option(help="Money to spend at most on the reflection model.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Seconds of search at most, over all attempts.")] = None,
     reflection: ReflectionOption = "offline",
+    reflection_url: UrlOption = None,
+    reflection_key_env: KeyOption = "OPENAI_API_KEY",
+    price_in: Annotated[float | None, typer.Option(help="USD per million tokens that MODEL reads.")] = None,
+    price_out: Annotated[float | None, typer.Option(help="USD per million tokens that MODEL writes.")] = None,
     seed_prompt: SeedPromptOption = "shipped",
     seed: Annotated[int, typer.Option(min=0, help="Decides splits, samples and proposals.")] = 0,
     validation: Annotated[int | None, typer.Option(min=2, help="Tasks that choose; a tenth of the budget.")] = None,
@@ -82,7 +97,9 @@ def search_prompt(
     if around is not None:
         find_run(state, around)
     limits, sizes = (budget, max_tokens, max_money, max_seconds), (validation, minibatch)
-    request = SearchRequest(env, *limits, reflection, seed_prompt, seed, *sizes, around, reason, hypothesis, scoring)
+    endpoint = (reflection_url, reflection_key_env, price_in, price_out)
+    told = (around, reason, hypothesis)
+    request = SearchRequest(env, *limits, reflection, seed_prompt, seed, *sizes, *told, scoring, *endpoint)
     plan = plan_search(here, request, state)
     detail = _plan_detail(plan, request)
     if dry_run:

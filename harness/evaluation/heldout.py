@@ -29,7 +29,7 @@ from harness.inference.lora import WEIGHTS, load_adapter, read_adapter
 from harness.inference.models import LoadedModel, load_model
 from harness.inference.vllm_server import start_engine
 from harness.inference.vllm_settings import check_possible
-from harness.ledger import Ledger
+from harness.ledger import Ledger, State
 from harness.ledger.life import live_status
 from harness.ledger.results import current_evals
 from harness.ledger.superseded import FOLDER as SUPERSEDED
@@ -182,7 +182,7 @@ class Recorder:
 
         Args:
             subject: `base` or `policy`.
-            prompt: `run` or `shipped`.
+            prompt: `run`, `shipped`, or the id of another run whose prompt it was.
             sha: hash of the prompt's texts.
             adapter: hash of the adapter evaluated; None for the base.
         """
@@ -191,8 +191,9 @@ class Recorder:
         write_items(full, items, compact=False)
         compact = self._compact(subject, step, env, prompt)
         file_sha = _replace_items(compact, items)
-        base = self._base(suite, "run") if subject == "policy" else None
-        shipped = self._base(suite, "shipped") if subject == "policy" else None
+        own = subject == "policy" and prompt == "run"  # a gain is one under the same prompt
+        base = self._base(suite, "run") if own else None
+        shipped = self._base(suite, "shipped") if own else None
         confidence = self.context.eval.confidence
         data: dict[str, Any] = {
             "attempt": self.attempt,
@@ -256,7 +257,7 @@ def _replace_items(path: Path, items: Sequence[ItemRecord]) -> str:
 
 
 def _file_name(subject: str, env: str, prompt: str) -> str:
-    return f"{subject}.{env}{'.shipped' if prompt == 'shipped' else ''}.jsonl"
+    return f"{subject}.{env}{'' if prompt == 'run' else f'.{prompt}'}.jsonl"
 
 
 def evaluate(program: Program, subject: str, step: int | None, on_progress: Progress) -> list[dict[str, Any]]:
@@ -301,10 +302,40 @@ def evaluate(program: Program, subject: str, step: int | None, on_progress: Prog
 def _evaluate_run(
     program: Program, run: str, step: int | None, context: Context, suites: list[Suite], on_progress: Progress
 ) -> list[dict[str, Any]]:
-    config = load_config(program.config_path(run))
     ledger = Ledger(program.ledger)
     state = ledger.state()
     check_amended(program, state)
+    config, chosen, place = trained(program, state, run, step)
+    if config.backend.engine == "vllm":
+        check_possible(config)
+    loaded = load_model(config.model)
+    # step 0 is the warm start where the run has one, else the base model
+    folder = place if (place / WEIGHTS).exists() else None
+    attempts = state.runs[run].attempts
+    recorder = Recorder(program, ledger, run, attempts[-1]["attempt"] if attempts else 0, context)
+    prompts = run_prompts(program, config)
+    rows = []
+    with engine_of(config, loaded, folder, program.run_dir(run) / "logs" / "vllm_eval.log") as engine:
+        for suite in suites:
+            components = prompts.get(suite.protocol.id)
+            items = run_suite(suite, engine, loaded, context, components, on_progress)
+            sha = prompt_sha(suite.env.components(), components)
+            adapter = sha256_file(folder / WEIGHTS) if folder else None
+            rows.append(recorder.record(suite, items, "policy" if folder else "base", chosen, "run", sha, adapter))
+    return rows
+
+
+def trained(program: Program, state: State, run: str, step: int | None) -> tuple[RunConfig, int, Path]:
+    """Return a run's config, and the step and folder of an adapter that may be evaluated.
+
+    Args:
+        step: 0 for the warm start, and for the base model where the run has none; the last adapter when None.
+
+    Raises:
+        RefusedError: it is running, or its process is gone and nobody closed it.
+        NotFoundError: there is no such adapter here.
+    """
+    config = load_config(program.config_path(run))
     if live_status(state.runs[run]) == "stale":
         raise RefusedError(
             f"the process of {run} is gone and its attempt is open", f"`harness recover {run}` closes it"
@@ -319,23 +350,7 @@ def _evaluate_run(
         asked = "adapter" if chosen is None else f"adapter of step {chosen}"
         hint = "adapters stand in outputs/, which git does not hold: evaluate where the run was trained"
         raise NotFoundError(f"{run} has no {asked}: {have}", hint)
-    if config.backend.engine == "vllm":
-        check_possible(config)
-    loaded = load_model(config.model)
-    # step 0 is the warm start where the run has one, else the base model
-    folder = adapters / f"step_{chosen}" if chosen in steps else None
-    attempts = state.runs[run].attempts
-    recorder = Recorder(program, ledger, run, attempts[-1]["attempt"] if attempts else 0, context)
-    prompts = run_prompts(program, config)
-    rows = []
-    with engine_of(config, loaded, folder, program.run_dir(run) / "logs" / "vllm_eval.log") as engine:
-        for suite in suites:
-            components = prompts.get(suite.protocol.id)
-            items = run_suite(suite, engine, loaded, context, components, on_progress)
-            sha = prompt_sha(suite.env.components(), components)
-            adapter = sha256_file(folder / WEIGHTS) if folder else None
-            rows.append(recorder.record(suite, items, "policy" if folder else "base", chosen, "run", sha, adapter))
-    return rows
+    return config, chosen, adapters / f"step_{chosen}"
 
 
 @contextmanager

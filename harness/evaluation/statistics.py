@@ -163,10 +163,6 @@ def paired_difference(
 ) -> PairedInterval:
     """Return the mean of `a` minus `b` over the items that count on both sides, with its interval.
 
-    A t interval trusts that many small effects add up. When k clusters differ at all and
-    2 * (1/2)^k exceeds 1 - confidence (fewer than six at 95 %), even k wins and no loss happen too
-    often by chance, so the interval is then widened to hold zero.
-
     Args:
         a: records of one eval, for example of the trained model.
         b: records of another eval of the same items, for example of the base model.
@@ -176,21 +172,49 @@ def paired_difference(
     Raises:
         NotFoundError: when a joined item does not record `metric`.
         UsageError: when a task and sample occurs twice on one side, or has different clusters.
-
-    Source: `mean_interval`; the floor is the exact sign test (Dixon & Mood 1946, JASA 41).
     """
-    left, right = _by_key(a), _by_key(b)
-    keys = sorted(key for key in left.keys() & right.keys() if left[key].counts and right[key].counts)
-    if moved := [key for key in keys if left[key].cluster != right[key].cluster]:
+    return contrast((a, b), (1.0, -1.0), metric, confidence)
+
+
+def contrast(
+    evals: Sequence[Sequence[ItemRecord]], weights: Sequence[float], metric: str = "reward", confidence: float = 0.95
+) -> PairedInterval:
+    """Return the mean of a weighted sum of several evals of the same items, with its interval.
+
+    Weights 1 and -1 are a paired difference; 1, -1, -1, 1 a difference of two differences. Only items that count in
+    every eval enter, those of weight 0 too, so contrasts of the same evals are about the same items and add up.
+
+    A t interval trusts that many small effects add up. When k clusters differ at all and
+    2 * (1/2)^k exceeds 1 - confidence (fewer than six at 95 %), even k wins and no loss happen too
+    often by chance, so the interval is then widened to hold zero.
+
+    Args:
+        evals: records, one sequence per eval.
+        weights: one per eval.
+        metric: `reward`, a component or a metric.
+        confidence: two-sided coverage.
+
+    Raises:
+        NotFoundError: when a joined item does not record `metric`.
+        UsageError: when a task and sample occurs twice in an eval, or has different clusters.
+
+    Source: `mean_interval` of the sums per item; the floor is the exact sign test (Dixon & Mood 1946, JASA 41).
+    """
+    sides = [_by_key(items) for items in evals]
+    every = set().union(*sides)
+    keys = sorted(key for key in every if all(key in side and side[key].counts for side in sides))
+    if moved := [key for key in keys if len({side[key].cluster for side in sides}) > 1]:
         raise UsageError(f"task {moved[0][0]!r} has another cluster on each side", "evaluate both on the same items")
-    differences = [_value(left[key], metric) - _value(right[key], metric) for key in keys]
-    clusters = [left[key].cluster for key in keys]
-    interval = mean_interval(differences, clusters, confidence, bounds=(-1.0, 1.0))
+    parts = list(zip(sides, weights, strict=True))
+    sums = [sum(weight * _value(side[key], metric) for side, weight in parts) for key in keys]
+    clusters = [sides[0][key].cluster for key in keys]
+    bounds = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
+    interval = mean_interval(sums, clusters, confidence, bounds=bounds)
     low, high = interval.low, interval.high
-    sums: dict[str, float] = defaultdict(float)
-    for cluster, difference in zip(clusters, differences, strict=True):
-        sums[cluster] += difference
-    differing = sum(abs(total) > _NO_SPREAD for total in sums.values())
+    totals: dict[str, float] = defaultdict(float)
+    for cluster, value in zip(clusters, sums, strict=True):
+        totals[cluster] += value
+    differing = sum(abs(total) > _NO_SPREAD for total in totals.values())
     if 2.0 * 0.5**differing > 1.0 - confidence:
         low, high = min(low, 0.0), max(high, 0.0)
     return PairedInterval(
@@ -199,10 +223,10 @@ def paired_difference(
         high=high,
         n=interval.n,
         clusters=interval.clusters,
-        wins=sum(difference > _NO_SPREAD for difference in differences),
-        losses=sum(difference < -_NO_SPREAD for difference in differences),
-        ties=sum(abs(difference) <= _NO_SPREAD for difference in differences),
-        missing=len(left.keys() | right.keys()) - len(keys),
+        wins=sum(value > _NO_SPREAD for value in sums),
+        losses=sum(value < -_NO_SPREAD for value in sums),
+        ties=sum(abs(value) <= _NO_SPREAD for value in sums),
+        missing=len(every) - len(keys),
     )
 
 

@@ -28,7 +28,7 @@ RENUMBERED = "renumbered"
 KINDS = frozenset(
     [
         *("created", "started", "evaluated", "finished", "gated", "decided", "promoted", "noted", "imported"),
-        *("amended", "tagged", "proposed", RENUMBERED),
+        *("amended", "tagged", "proposed", "prompt_effect", RENUMBERED),
     ]
 )
 FIRST_KINDS = frozenset(["created", "imported"])

@@ -16,7 +16,7 @@ from harness.core.errors import CannotTellError
 from harness.evaluation.records import ItemRecord, parse_items
 from harness.evaluation.statistics import mean_of
 from harness.ledger import RunState
-from harness.ledger.results import current_evals
+from harness.ledger.results import own_prompt_evals
 from harness.program import Goal, Program
 from harness.promotion.gates import EnvEvidence, EvalEvidence, Evidence
 
@@ -35,7 +35,7 @@ def collect(program: Program, run: RunState, goal: Goal, step: int | None = None
         goal: names the environments and the baseline.
         step: eval step to judge; None takes the step at which the last attempt completed.
     """
-    policy = [data for data in current_evals(run) if data.get("subject") == "policy"]
+    policy = [data for data in own_prompt_evals(run) if data.get("subject") == "policy"]
     steps = sorted({int(data["step"]) for data in policy})
     final = final_step(run)
     chosen = final if step is None else step

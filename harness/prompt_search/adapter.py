@@ -30,6 +30,7 @@ from harness.prompt_search.budget import Budget, BudgetSpentError
 from harness.prompt_search.cache import Cache, Evaluation, Proposal, evaluation_key
 from harness.prompt_search.overlap import TrainingText
 from harness.prompt_search.proposer import Proposer
+from harness.prompt_search.screening import screen
 from harness.prompt_search.splits import Guard
 from harness.rollouts.collect import Engine, Sampling, collect
 
@@ -50,6 +51,7 @@ class Player:
         sampling: how.
         seed: of all samples; the same task meets the same random numbers under every candidate.
         batch: identifies this kind of sample in the seeds: `search` or `scoring`.
+        window: tokens the model can read; None when not known.
     """
 
     engine: Engine
@@ -60,6 +62,7 @@ class Player:
     sampling: Sampling
     seed: int
     batch: str = "search"
+    window: int | None = None
 
     def seed_of(self, task: Task) -> int:
         """Return the seed of a task's sample."""
@@ -274,7 +277,11 @@ class SearchAdapter:
         self._asked += 1  # in the key, so that a proposer asked twice about the same may answer anew
         key = content_sha(["proposal", own.name, prompt_sha(candidate), records, list(components), self._asked])
         if key not in cache.proposals:
-            texts = own.propose(candidate, dataset, components)
+            try:
+                texts = own.propose(candidate, dataset, components)
+            except BaseException:
+                cache.note_lost(own.usage())
+                raise
             usage = own.usage()
             cache.add_proposal(key, Proposal(texts, usage.tokens, usage.money, usage.seconds))
         stored = cache.proposals[key]
@@ -298,6 +305,8 @@ def admission(
         for name, text in texts.items():
             if name not in known:
                 return f"there is no component {name[:80]!r}"
+            if not written(text) and (problem := screen(name, known[name], text)) is not None:
+                return problem
             copy = None if written(text) else training.copied(text)
             if copy is not None:
                 return f"{name} copies training text of task {copy[1]}: {copy[0]!r}"

@@ -19,8 +19,9 @@ from harness.core.errors import InfraError
 from harness.core.files import disk_hint, file_lock, fsync_dir
 from harness.core.types import FailureClass
 from harness.evaluation.records import ItemRecord, dump_items, parse_items
+from harness.prompt_search.proposer import Usage
 
-EVALUATION, PROPOSAL, FAILURE = "evaluation", "proposal", "failure"
+EVALUATION, PROPOSAL, FAILURE, LOST = "evaluation", "proposal", "failure", "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class Cache:
         self.evaluations: dict[str, Evaluation] = {}
         self.proposals: dict[str, Proposal] = {}
         self.failed_tokens = 0
+        self.lost = Usage()
+        """What proposals took that came to nothing: an endpoint that failed in the end is paid all the same."""
         if path.exists():
             self._load()
 
@@ -114,6 +117,12 @@ class Cache:
             self.proposals[row["key"]] = Proposal(row["texts"], row["tokens"], row["money"], row["seconds"])
         elif row["kind"] == FAILURE:
             self.failed_tokens += row["tokens"]
+        elif row["kind"] == LOST:
+            self._lose(Usage(row["tokens"], row["money"], row["seconds"]))
+
+    def _lose(self, usage: Usage) -> None:
+        old = self.lost
+        self.lost = Usage(old.tokens + usage.tokens, old.money + usage.money, old.seconds + usage.seconds)
 
     def add_evaluations(self, found: Iterable[tuple[str, Evaluation]]) -> None:
         """Store evaluations; on return they survive power loss.
@@ -137,6 +146,13 @@ class Cache:
         row = {"kind": PROPOSAL, "key": key, "texts": dict(proposal.texts), "tokens": proposal.tokens}
         self._append([row | {"money": proposal.money, "seconds": proposal.seconds}])
         self.proposals[key] = proposal
+
+    def note_lost(self, usage: Usage) -> None:
+        """Note what a proposal took that ended in an error; the next attempt begins with it on its account."""
+        if usage.tokens or usage.money:
+            lost = {"tokens": usage.tokens, "money": usage.money, "seconds": usage.seconds}
+            self._append([{"kind": LOST, **lost}])
+            self._lose(usage)
 
     def note_failure(self, task: str, failure: FailureClass, why: str, tokens: int) -> None:
         """Note an evaluation that the machine, a tool or the verifier spoiled: its tokens were spent."""

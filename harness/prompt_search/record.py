@@ -88,6 +88,7 @@ class Finding:
             "steps": self.history.steps,
             "examples": self._examples(),
             "shown": [task.id for task in self.shown],
+            "clusters": {item.task: item.cluster for item in self.validation["seed"]},
         }
 
     def _examples(self) -> list[dict[str, Any]]:

@@ -119,12 +119,16 @@ def search(
     known = dict(question.seed_candidate)
     text = TrainingText((*question.parts.searched, *question.parts.scoring), known)
     admit = admission(evaluator.player, known, text, written, [*trial, *validation])
+    lost = evaluator.cache.lost
+    budget.spent.add(0, lost.tokens, lost.money, lost.seconds)
     adapter = SearchAdapter(evaluator, proposer, trial, admit, history.refused)
     if (problem := evaluator.player.problem(known, [*trial, *validation])) is not None:
         raise ConfigError(f"the seed prompt cannot be played: {problem}", "search from another one with --seed-prompt")
     with contextlib.suppress(BudgetSpentError):
         _optimize(question, adapter, history, budget, trial, validation)
-    if adapter.failed is not None and not isinstance(adapter.failed, BudgetSpentError):
+    if isinstance(adapter.failed, BudgetSpentError):
+        return history, str(adapter.failed)
+    if adapter.failed is not None:
         raise adapter.failed
     room = budget.room() < len(trial) + len(validation)
     return history, budget.exceeded() or ("evaluations" if room else "proposals")

@@ -25,6 +25,7 @@ from harness.reports.model import (
     LabelRow,
     Metrics,
     PartRow,
+    PromptEffect,
     ReferenceRow,
     ReportData,
     Sample,
@@ -36,6 +37,7 @@ from harness.reports.warn import damaged_files, find_warnings
 if TYPE_CHECKING:
     from harness.ledger import Event, RunState
     from harness.program import Context, Goal
+    from harness.reports.search_model import Search
 
 DEFAULT_BASELINE = "base_run_prompt"
 
@@ -49,6 +51,7 @@ def collect(
     metrics: Metrics,
     samples: tuple[Sample, ...],
     summary: Mapping[str, Any],
+    search: Search | None = None,
 ) -> ReportData:
     """Return the view-model of one run.
 
@@ -60,6 +63,7 @@ def collect(
         metrics: per-step table.
         samples: chosen rollouts.
         summary: what `harness.reports.summary` derived from the run directory.
+        search: what the run found, if it is a prompt search.
     """
     evals = tuple(_eval(root, data) for data in _latest_evals(current_evals(state)))
     data = ReportData(
@@ -84,6 +88,8 @@ def collect(
         notes=tuple(_note(note) for note in state.notes),
         warm_starts=read_warm_starts(summary.get("warm_start", ())),
         warm_start_told=warm_start_told(state.attempts),
+        effects=_effects(state.events),
+        search=search,
     )
     return find_warnings(
         data,
@@ -211,6 +217,28 @@ def _intact(root: Path, file: str, sha: str) -> bool | None:
 
 def _estimates(means: Mapping[str, Any] | None) -> dict[str, Estimate]:
     return {name: Estimate.read(means[name]) for name in metric_order(means)} if means else {}
+
+
+def _effects(events: Iterable[Event]) -> tuple[PromptEffect, ...]:
+    """Return the last measurement of every environment and other run, by them."""
+    latest = {(str(e.data["env"]), str(e.data["seed_run"])): e.data for e in _of(events, "prompt_effect")}
+    return tuple(_effect(latest[key]) for key in sorted(latest))
+
+
+def _effect(data: Mapping[str, Any]) -> PromptEffect:
+    effects = {name: data["effects"][name] for name in metric_order(data["effects"])}
+    first = next(iter(next(iter(effects.values())).values()))
+    return PromptEffect(
+        env=str(data["env"]),
+        seed_run=str(data["seed_run"]),
+        chosen_run=str(data["chosen_run"]),
+        confidence=float(data["confidence"]),
+        cells={(str(cell["model"]), str(cell["prompt"])): _estimates(cell["means"]) for cell in data["cells"]},
+        effects={metric: {name: Estimate.read(v) for name, v in found.items()} for metric, found in effects.items()},
+        verdicts={str(metric): str(found) for metric, found in data["verdict"].items()},
+        items=(int(first["n"]), int(first["clusters"])),
+        differs=tuple(str(key) for key in data["differs"]),
+    )
 
 
 def _attempts(events: Iterable[Event]) -> tuple[AttemptRow, ...]:

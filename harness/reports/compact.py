@@ -160,12 +160,12 @@ def sample_line(row: Mapping[str, Any], *, redistributable: bool) -> str:
         "step": row["step"],
         "pick": row["pick"],
         "task": _text(row.get("task")),
-        "prompt": _cut(_text(row.get("prompt"))) if redistributable else None,
-        "completion": _cut(_text(row.get("completion"))),
+        "prompt": cut(_text(row.get("prompt"))) if redistributable else None,
+        "completion": cut(_text(row.get("completion"))),
         "finish": _text(row.get("finish")),
         "reward": row.get("reward"),
         "components": row.get("components") or {},
-        "diagnostics": {k: _cut(_text(v), 500) for k, v in (row.get("diagnostics") or {}).items()},
+        "diagnostics": {k: cut(_text(v), 500) for k, v in (row.get("diagnostics") or {}).items()},
         "failure": row.get("failure"),
         "advantage": row.get("advantage"),
         "tokens": row.get("tokens"),
@@ -178,7 +178,8 @@ def _text(value: Any) -> str:
     return text.encode(errors="replace").decode()  # a lone surrogate cannot be written
 
 
-def _cut(text: str, limit: int = SAMPLE_CHARS) -> str:
+def cut(text: str, limit: int = SAMPLE_CHARS) -> str:
+    """Return a text without its middle when it is longer than `limit` characters, and say how much is left out."""
     if len(text) <= limit:
         return text
     half = limit // 2

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.core.canonical import decode_number
 from harness.core.ids import NAME_PATTERN
+
+if TYPE_CHECKING:
+    from harness.reports.search_model import Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +241,29 @@ class PartRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEffect:
+    """What `eval --prompt-effect` found in one environment, with the other run it was measured against.
+
+    Args:
+        cells: by (model, prompt) the means by metric; `evaluation.effect` names models and prompts.
+        effects: by metric and name, paired on the items that count in all six evals.
+        verdicts: by metric.
+        items: that the paired numbers are about, and clusters.
+        differs: config keys in which the two runs differ beside the prompt.
+    """
+
+    env: str
+    seed_run: str
+    chosen_run: str
+    confidence: float
+    cells: Mapping[tuple[str, str], Mapping[str, Estimate]]
+    effects: Mapping[str, Mapping[str, Estimate]]
+    verdicts: Mapping[str, str]
+    items: tuple[int, int]
+    differs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportData:
     """Everything a report shows."""
 
@@ -273,6 +299,9 @@ class ReportData:
     warm_starts: tuple[WarmStart, ...] = ()
     warm_start_told: str = ""
     """What the warm start was, in one sentence; empty for a run without one."""
+    effects: tuple[PromptEffect, ...] = ()
+    search: Search | None = None
+    """Of a prompt search that has ended."""
 
     def curve(self, env: str, prompt: str = "run") -> list[Eval]:
         """Return the held-out evals of an environment by step; the base comes first, then a warm start at step 0."""

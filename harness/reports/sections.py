@@ -22,9 +22,11 @@ from harness.reports.blocks import (
     strong,
     text,
 )
-from harness.reports.estimates import estimate, number
+from harness.reports.effect import effect_blocks
+from harness.reports.inline import estimate, number
 from harness.reports.model import Eval, GateRow, ReportData, Sample, metric_order, reward_parts
 from harness.reports.plots import Plot
+from harness.reports.search_model import KIND as SEARCH
 from harness.reports.warmstart import warm_start_blocks
 from harness.reports.warn import top_answer_share
 
@@ -44,9 +46,10 @@ def report_blocks(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
         *_curves(data, plots),
         *_by_label(data, plots),
         *_training(data, plots),
+        *effect_blocks(data),
         *_failures(data),
-        *_attempts(data),
-        *_environment(data),
+        *attempt_blocks(data),
+        *environment_blocks(data),
     ]
 
 
@@ -69,6 +72,8 @@ def rollout_blocks(data: ReportData) -> list[Block]:
 def decision_chips(data: ReportData) -> list[tuple[str, Tone]]:
     """Return the labels beside the title: decision, gate verdict, status."""
     decision = (data.decision or "no decision yet", _DECISION_TONES.get(data.decision, "quiet"))
+    if data.kind == SEARCH:
+        return [decision, (data.status, "quiet")]  # no gate judges a search
     gate_text = "promoted" if data.gates.promoted else f"gates: {_words(data.gates.verdict)}"
     return [decision, (gate_text, _VERDICT_TONES.get(data.gates.verdict, "quiet")), (data.status, "quiet")]
 
@@ -77,19 +82,24 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _head(data: ReportData) -> list[Block]:
-    decision = (
-        strong(data.decision, _DECISION_TONES.get(data.decision, "")) if data.decision else text("none yet", "quiet")
-    )
-    if data.decision and (data.decided_by or data.reason):
+def decision_line(data: ReportData) -> Inline:
+    """Return what was decided, by whom and why."""
+    if not data.decision:
+        return text("none yet", "quiet")
+    decision = strong(data.decision, _DECISION_TONES.get(data.decision, ""))
+    if data.decided_by or data.reason:
         by = f" by {data.decided_by}" if data.decided_by else ""
         decision += text(f"{by}: {data.reason}" if data.reason else by)
+    return decision
+
+
+def _head(data: ReportData) -> list[Block]:
     verdict = strong(_words(data.gates.verdict), _VERDICT_TONES.get(data.gates.verdict, "quiet"))
     if data.gates.promoted:
         verdict += text(", promoted")
     elif not data.gates.recorded:
         verdict = text("not run", "quiet")
-    rows: list[tuple[Inline, Inline]] = [(text("Decision"), decision), (text("Gates"), verdict)]
+    rows: list[tuple[Inline, Inline]] = [(text("Decision"), decision_line(data)), (text("Gates"), verdict)]
     rows += [(text(f"Held-out, {env}"), _headline(data, env)) for env in data.eval_environments()]
     basis = code(data.parent) if data.parent else text("none, the first of its line")
     if data.replicate_of:
@@ -159,7 +169,7 @@ def _heldout(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
         blocks += warm_start_blocks(data, env)
         blocks += _parts(data, env)
         blocks += _baselines(data, env)
-        blocks += _figure(plots, f"gain-{env}")
+        blocks += figure(plots, f"gain-{env}")
     return blocks
 
 
@@ -261,7 +271,8 @@ def _warnings(data: ReportData) -> list[Block]:
     return [Heading(2, "Warnings"), Bullets(tuple(text(warning) for warning in data.warnings), "warn")]
 
 
-def _figure(plots: Mapping[str, Plot], name: str) -> list[Block]:
+def figure(plots: Mapping[str, Plot], name: str) -> list[Block]:
+    """Return a plot by its name; nothing when there is none."""
     plot = plots.get(name)
     return [Figure(f"plots/{plot.name}.png", plot.alt, plot.caption)] if plot else []
 
@@ -269,7 +280,7 @@ def _figure(plots: Mapping[str, Plot], name: str) -> list[Block]:
 def _curves(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
     blocks: list[Block] = []
     for env in data.eval_environments():
-        blocks += _figure(plots, f"heldout-{env}")
+        blocks += figure(plots, f"heldout-{env}")
         points = data.curve(env)
         names = reward_parts({name for point in points for name in point.means}, data, env)[:4]
         if len(points) > 1:
@@ -299,7 +310,7 @@ def _by_label(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
             for row in data.labels
             if row.env == env
         )
-        blocks += [Heading(3, env), *_figure(plots, f"labels-{env}")]
+        blocks += [Heading(3, env), *figure(plots, f"labels-{env}")]
         blocks.append(Table(("Label", "Answers", "Base", "Policy", "Change"), rows, frozenset(range(1, 5))))
     return [Heading(2, "Accuracy by label"), *blocks] if blocks else []
 
@@ -315,10 +326,10 @@ def _change(base: float | None, policy: float | None) -> str:
 def _training(data: ReportData, plots: Mapping[str, Plot]) -> list[Block]:
     if not data.metrics.steps:
         return [Heading(2, "Training"), Paragraph(text("No training metrics are stored for this run."))]
-    blocks: list[Block] = [Heading(2, "Training"), *_figure(plots, "learning"), *_figure(plots, "logged")]
+    blocks: list[Block] = [Heading(2, "Training"), *figure(plots, "learning"), *figure(plots, "logged")]
     for env in data.metrics.environments():
-        blocks += _figure(plots, f"components-{env}")
-    blocks += [*_figure(plots, "rollouts"), *_figure(plots, "optimisation")]
+        blocks += figure(plots, f"components-{env}")
+    blocks += [*figure(plots, "rollouts"), *figure(plots, "optimisation")]
     return [*blocks, *_cost(data)]
 
 
@@ -361,7 +372,8 @@ def _failures(data: ReportData) -> list[Block]:
     return [Heading(2, "Failures"), Paragraph(text(note)), table]
 
 
-def _attempts(data: ReportData) -> list[Block]:
+def attempt_blocks(data: ReportData) -> list[Block]:
+    """Return how often the run was executed, and how each attempt ended."""
     if not data.attempts:
         told = "The run was not made here." if data.provenance else "The run has not been started."
         return [Heading(2, "Attempts"), Paragraph(text(told))]
@@ -382,7 +394,8 @@ def _attempts(data: ReportData) -> list[Block]:
     return [Heading(2, "Attempts"), Table(columns, rows, frozenset({4, 5, 6}))]
 
 
-def _environment(data: ReportData) -> list[Block]:
+def environment_blocks(data: ReportData) -> list[Block]:
+    """Return the captured machine, the files behind the numbers, and the notes."""
     rows = [(text(key), code(value)) for key, value in data.capture.items()]
     named = [name for name in _KEY_PACKAGES if name in data.packages]
     rows += [(text(name), code(data.packages[name])) for name in named]
@@ -436,6 +449,9 @@ def _sample(sample: Sample) -> list[Block]:
 
 def rollout_link(data: ReportData) -> list[Block]:
     """Return the pointer from report.md to the rollouts."""
+    if data.search is not None:
+        count = len(data.search.examples)
+        return [Heading(2, "Examples"), FileLink(f"{count} tasks before and after", "rollouts.md")] if count else []
     if not data.samples:
         return []
     return [Heading(2, "Rollouts"), FileLink(f"{len(data.samples)} sample rollouts with their verdicts", "rollouts.md")]

@@ -219,7 +219,7 @@ def _parts(path: Path, module: ModuleType | None) -> dict[str, tuple[float, int]
 def env_module(env: str, name: str) -> ModuleType | None:
     """Return an optional module of an environment's package; None where it has none."""
     module = f"harness.envs.{env.replace('-', '_')}.{name}"
-    return importlib.importenv_module(module) if env in ENVIRONMENTS and _exists(module) else None
+    return importlib.import_module(module) if env in ENVIRONMENTS and _exists(module) else None
 
 
 def _exists(module: str) -> bool:

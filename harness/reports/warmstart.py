@@ -14,7 +14,7 @@ from harness.evaluation.statistics import paired_difference
 from harness.evaluation.summary import interval_json, metric_names
 from harness.ledger.results import current_evals
 from harness.reports.blocks import Block, Heading, Paragraph, Table, text
-from harness.reports.estimates import estimate, number
+from harness.reports.inline import estimate, number
 from harness.reports.model import ReportData, WarmStart, metric_order, reward_parts
 from harness.reports.summary import Evaluated, env_module
 

@@ -28,6 +28,10 @@ from harness.reports.html import GENERATOR, Chip, render_html
 from harness.reports.markdown import render_markdown
 from harness.reports.model import ReportData
 from harness.reports.plots import render_plots
+from harness.reports.search import example_blocks, search_blocks
+from harness.reports.search_model import KIND as SEARCH
+from harness.reports.search_model import RECORD, Search, read_search
+from harness.reports.search_plots import search_plots
 from harness.reports.sections import decision_chips, report_blocks, rollout_blocks, rollout_link
 from harness.reports.summary import (
     EMPTY,
@@ -162,6 +166,7 @@ def build_report(program: Program, run: str) -> dict[str, bytes]:
         metrics=parse_metrics(files[METRICS], METRICS),
         samples=parse_samples(files[ROLLOUTS], ROLLOUTS),
         summary=parse_summary(files[SUMMARY], SUMMARY),
+        search=_search(program, state, context),
     )
     encoded = {name: content.encode() for name, content in files.items()} | render_report(data)
     size = sum(len(content) for content in encoded.values())
@@ -173,18 +178,28 @@ def build_report(program: Program, run: str) -> dict[str, bytes]:
     return encoded
 
 
+def _search(program: Program, state: RunState, context: Context) -> Search | None:
+    """Return what a prompt search found; None for another run, and for one that has not ended."""
+    record = program.analysis_dir(state.run) / RECORD
+    if state.kind != SEARCH or not record.is_file():
+        return None
+    return read_search(record.read_bytes(), state.attempts, context.eval.confidence)
+
+
 def render_report(data: ReportData) -> dict[str, bytes]:
     """Return the pages and plots of a report, by path; pure."""
-    plots = render_plots(data)
+    plots = search_plots(data.search, data.confidence) if data.search is not None else render_plots(data)
     images = {f"plots/{name}.png": plot.data for name, plot in plots.items()}
-    blocks = report_blocks(data, plots)
-    rollouts = rollout_blocks(data)
+    if data.kind == SEARCH:
+        blocks, rollouts, what = search_blocks(data, plots), example_blocks(data), "examples"
+    else:
+        blocks, rollouts, what = report_blocks(data, plots), rollout_blocks(data), "rollouts"
     chips = [Chip(label, tone) for label, tone in decision_chips(data)]
     title = f"{data.run} report"
     markdown: list[Block] = [*blocks, *rollout_link(data)]
     return {
         "report.md": render_markdown(markdown).encode(),
-        "rollouts.md": render_markdown([Heading(1, f"{data.run} rollouts"), *rollouts]).encode(),
+        "rollouts.md": render_markdown([Heading(1, f"{data.run} {what}"), *rollouts]).encode(),
         "report.html": render_html(title, [*blocks, *rollouts], images, chips).encode(),
         **images,
     }

@@ -42,6 +42,7 @@ class TaskStream:
     """
 
     def __init__(self, tasks: Sequence[Task], balance: bool, seed: int) -> None:
+        self.tasks = tuple(tasks)
         self._seed = seed
         self._by_label: dict[str, list[Task]] = {}
         for task in tasks:

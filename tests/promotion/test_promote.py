@@ -55,6 +55,12 @@ def test_the_certificate_binds_what_was_judged_and_is_its_own_address(world):
     assert certificate["gates_asked"] == ["heldout"]
 
 
+def test_an_eval_under_the_prompt_of_another_run_is_no_evidence(world):
+    world.complete()
+    world.evaluate("policy", make_items(0), prompt="run-007", adapter_sha="A20")  # later, and much worse
+    assert heldout(world).promoted
+
+
 def test_promoting_again_on_the_same_evidence_keeps_the_same_certificate(world):
     world.complete()
     first, second = heldout(world), heldout(world)

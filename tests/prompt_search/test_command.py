@@ -22,6 +22,7 @@ from harness.program import Program, init_program, read_prompt
 from harness.program.prompts import shown_tasks
 from harness.prompt_search.adapter import Player
 from harness.rollouts.collect import Sampling
+from tests.prompt_search.chat_server import KEY, serving, status, streamed
 from tests.prompt_search.support import END, SPEC, Letters, Solver
 
 SEARCH = ("search-prompt", "riddles", "--budget", "160")
@@ -187,3 +188,45 @@ def test_a_dry_run_touches_nothing_and_a_file_can_be_the_seed(world, tmp_path):
     code, document, _ = world(*SEARCH, "--seed-prompt", str(own))
     history = json.loads((world.program.analysis_dir("run-001") / "data/search.json").read_text())["history"]
     assert code == 0 and history[0]["components"]["system"] == "Please."
+
+
+def test_a_reflection_model_behind_an_endpoint_and_its_key_stay_apart(world, monkeypatch):
+    asked = ("search-prompt", "riddles", "--budget", "160", "--reflection", "reflector-1")
+    monkeypatch.setenv("REFLECTION_KEY", KEY)
+    with serving(status(500, KEY), streamed(f"```\nSolve it well. {KEY}\n```")) as server:
+        named = ("--reflection-url", server.url, "--reflection-key-env", "REFLECTION_KEY")
+        monkeypatch.setattr("harness.prompt_search.endpoint.BACKOFF_S", 0.0)
+        code, document, _ = world(*asked, *named, "--max-money", "5", "--price-in", "3", "--price-out", "15")
+        assert code == 0, document
+        requests = len(server.requests)
+        again = world(*asked, *named, "--max-money", "5", "--price-in", "3", "--price-out", "15")
+        assert again[0] == 0 and len(server.requests) == requests > 1
+    result = document["detail"]["result"]
+    assert result["reflection"] == "reflector-1" and 0 < result["spent"]["money"] <= 5
+    assert {headers["Authorization"] for _, headers, _ in server.requests} == {f"Bearer {KEY}"}
+    root = world.program.root
+    assert world("report", "run-001")[0] == 0 and world("report", "--check")[0] == 0
+    holders = [path for path in root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert holders == []
+
+
+def test_an_endpoint_that_refuses_the_key_fails_at_once_and_says_which_variable(world, monkeypatch):
+    monkeypatch.setenv("REFLECTION_KEY", KEY)
+    asked = ("search-prompt", "riddles", "--budget", "160", "--reflection", "m", "--reflection-key-env")
+    with serving(status(401, f"no: {KEY}")) as server:
+        code, document, _ = world(*asked, "REFLECTION_KEY", "--reflection-url", server.url)
+    assert code == 2 and len(server.requests) == 1
+    assert "REFLECTION_KEY" in document["error"]["hint"] and KEY not in json.dumps(document)
+    assert KEY not in world.program.ledger.read_text()
+    code, document, _ = world(*asked, "REFLECTION_KEY")
+    assert code == 2 and "--reflection-url" in document["error"]["hint"]
+
+
+def test_the_report_of_a_search_is_made_from_its_record(world):
+    _, document, _ = world(*SEARCH)
+    assert world("report", "run-001")[0] == 0
+    page = (world.program.analysis_dir("run-001") / "report.md").read_text()
+    result = document["detail"]["result"]
+    assert result["prompt"] in page and "Candidate tree" in page and "the ledger names" not in page
+    mean = f"{result['scoring']['gain']['seed']['reward']['mean']:+.3f}".replace("-", "−")
+    assert mean in page

@@ -13,6 +13,8 @@ from harness.program import Program
 from harness.reports import write
 from harness.reports.model import ReportData
 from harness.reports.plots import Plot, render_plots
+from harness.reports.search_model import Search
+from harness.reports.search_plots import search_plots
 from tests.reports.reports_synthetic import ENV, load_bench, make_program, make_run
 
 
@@ -64,4 +66,11 @@ def plots_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             _drawn[key] = render_plots(data)
         return _drawn[key]
 
+    def searched(search: Search, confidence: float) -> dict[str, Plot]:
+        key = f"search {len(search.candidates)}"
+        if key not in _drawn:
+            _drawn[key] = search_plots(search, confidence)
+        return _drawn[key]
+
     monkeypatch.setattr(write, "render_plots", remembered)
+    monkeypatch.setattr(write, "search_plots", searched)

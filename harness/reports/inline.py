@@ -1,4 +1,4 @@
-"""A mean with its interval, as reports show it."""
+"""Numbers as a report writes them: a mean with its interval, and how it is marked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def estimate(value: Estimate | None, *, signed: bool = False, judged: bool = Tru
 
 
 def number(value: float, sign: str = "") -> str:
-    """Return a number with three decimals and a real minus, or what it is when it is not finite."""
+    """Return a number with three decimals, a real minus sign, and words for what is no number."""
     if not math.isfinite(value):
         return "not finite" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     return f"{value:{sign}.3f}".replace("-", "−")
