@@ -77,9 +77,9 @@ def _beside(
     counted = [item for item in final if item.counts]
     golds = {task.id: task.answer for task in tasks}
     known = all(item.task in golds and item.value("accuracy") is not None for item in counted)
-    if not (counted and known and final_answers):
-        return {"references": [], "answers": []}
     module = baselines_module(env)
+    if not (counted and known and (module or final_answers)):
+        return {"references": [], "answers": []}
     keyword = None
     if module is not None:
         answer = importlib.import_module(module).keyword_baseline
@@ -88,7 +88,7 @@ def _beside(
     gold = Counter(golds[item.task] for item in counted)
     shown = sorted({*gold, *warm_answers, *final_answers})
     return {
-        "references": [_row(one) for one in references(counted, golds, final_answers, keyword, confidence)],
+        "references": [_row(one) for one in references(counted, golds, final_answers, keyword, confidence, labels)],
         "answers": [
             {
                 "answer": name,
