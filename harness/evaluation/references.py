@@ -31,15 +31,16 @@ class Reference:
     difference: PairedInterval
 
 
-def constant_answer(golds: Mapping[str, str]) -> tuple[str, dict[str, float]]:
+def constant_answer(golds: Mapping[str, str], labels: Mapping[str, str] | None = None) -> tuple[str, dict[str, float]]:
     """Return the best answer to give always, chosen on the items themselves, and its accuracy on each task.
 
     Args:
         golds: by task, the right answer; at least one.
+        labels: what an answer stands for; without one the answer names itself. The first name wins a tie.
     """
-    counts = Counter(golds.values())
-    best = max(sorted(counts), key=lambda answer: counts[answer])
-    return best, fixed_answers(golds, dict.fromkeys(golds, best))
+    named, counts = labels or {}, Counter(golds.values())
+    best = max(sorted(counts, key=lambda answer: named.get(answer, answer)), key=lambda answer: counts[answer])
+    return named.get(best, best), fixed_answers(golds, dict.fromkeys(golds, best))
 
 
 def fixed_answers(golds: Mapping[str, str], given: Mapping[str, str]) -> dict[str, float]:
@@ -89,6 +90,7 @@ def references(
     answers: Mapping[str, float],
     keyword: Mapping[str, str] | None = None,
     confidence: float = 0.95,
+    labels: Mapping[str, str] | None = None,
 ) -> list[Reference]:
     """Return every reference beside a policy.
 
@@ -98,8 +100,9 @@ def references(
         answers: how often the policy gave each answer; empty leaves the format-only policy out.
         keyword: by task, what the environment's fixed list of cue words answers.
         confidence: two-sided coverage.
+        labels: what an answer stands for; without one the answer names itself.
     """
-    best, constant = constant_answer(golds)
+    best, constant = constant_answer(golds, labels)
     expected = {f"always {best}": constant}
     if keyword is not None:
         expected["cue words"] = fixed_answers(golds, keyword)

@@ -77,15 +77,15 @@ def _beside(
     counted = [item for item in final if item.counts]
     golds = {task.id: task.answer for task in tasks}
     known = all(item.task in golds and item.value("accuracy") is not None for item in counted)
-    if not (counted and known and final_answers):
-        return {"references": [], "answers": []}
     answer = getattr(env_module(env, "baselines"), "keyword_baseline", None)
+    if not (counted and known and (answer or final_answers)):
+        return {"references": [], "answers": []}
     keyword = {task.id: str(answer(task)) for task in tasks} if answer else None
     labels = {task.answer: task.label for task in tasks}
     gold = Counter(golds[item.task] for item in counted)
     shown = sorted({*gold, *warm_answers, *final_answers})
     return {
-        "references": [_row(one) for one in references(counted, golds, final_answers, keyword, confidence)],
+        "references": [_row(one) for one in references(counted, golds, final_answers, keyword, confidence, labels)],
         "answers": [
             {
                 "answer": name,

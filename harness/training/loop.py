@@ -292,9 +292,10 @@ class Trainer:
         if not parts:
             return
         self.preflight = add(parts)
-        self.report({"phase": "preflight", "message": self.preflight.describe()})
+        who = "warm policy" if self.config.warmup.steps else "base model"
+        self.report({"phase": "preflight", "message": self.preflight.describe(who)})
         if not self.anyway:
-            self.preflight.check(self.folder.name)
+            self.preflight.check(self.folder.name, who)
 
     def _check_budget(self, wall_s: float) -> None:
         budget = self.config.budget

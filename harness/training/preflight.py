@@ -65,21 +65,22 @@ class Preflight:
             "time/preflight": self.seconds,
         }
 
-    def describe(self) -> str:
-        """Return one sentence with the numbers."""
+    def describe(self, who: str = "base model") -> str:
+        """Return one sentence with the numbers; `who` played the groups."""
         expected = informative_share(self.pass_rate, self.group_size)
         text = (
-            f"{self.informative} of {self.groups} groups of the base model have spread; {self.pass_rate:.1%} of its "
+            f"{self.informative} of {self.groups} groups of the {who} have spread; {self.pass_rate:.1%} of its "
             f"answers are right, which for a reward of right or wrong gives at most {expected:.1%}"
         )
         lost = self.groups * self.group_size - self.counted
         return text + (f"; {lost} rollouts failed outside the model" if lost else "")
 
-    def check(self, run: str) -> None:
-        """Refuse a run whose base model gave no group with spread.
+    def check(self, run: str, who: str = "base model") -> None:
+        """Refuse a run whose base model, or policy after a warm start, gave no group with spread.
 
         Args:
             run: run id, for the hint.
+            who: played the groups.
 
         Raises:
             RefusedError: with what may help.
@@ -87,7 +88,7 @@ class Preflight:
         if self.informative:
             return
         raise RefusedError(
-            f"{run} cannot learn: {self.describe()}",
+            f"{run} cannot learn: {self.describe(who)}",
             "another prompt, easier tasks, a higher sampling.temperature or a larger train.group_size give spread; "
             f"`harness launch {run} --anyway` trains all the same",
         )

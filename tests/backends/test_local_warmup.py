@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from harness.core.canonical import strict_loads
@@ -106,19 +108,21 @@ def test_kills_before_in_and_after_the_warm_start_change_nothing(launch_server, 
     assert_verifies(program)
 
 
-def test_a_rerun_sets_the_warm_start_aside(launch_server, warm, tmp_path):
-    program = copy_program(warm, tmp_path / "warm")
-    assert launch_server.run(program.root, "decide", RUN, "rerun", "--reason", "again").code == 0
+def test_an_attempt_that_starts_over_sets_the_warm_start_aside(launch_server, warm_template, warm, tmp_path):
+    program = copy_program(warm_template, tmp_path / "warm")
+    fault = {"kind": "signal", "name": "SIGKILL", "call": 1, "at": "step"}
+    assert launch_server.launch(program.root, faults=[fault]).code == -9
+    shutil.rmtree(program.run_dir(RUN) / "checkpoints")  # damaged ones are deleted like this
     assert launch_server.launch(program.root).code == 0
     kept = program.run_dir(RUN) / "superseded" / "attempt_1"
-    for name in ("warmup.jsonl", "warmup.json", "metrics.jsonl", "adapters/step_0", "evals/step_0/policy.toy.jsonl"):
+    for name in ("warmup.jsonl", "warmup.json", "adapters/step_0", "evals/step_0/policy.toy.jsonl"):
         assert (kept / name).exists(), name
     assert not (kept / "evals" / "step_0" / "base.toy.jsonl").exists()
     assert_same_evidence(everything(program), everything(warm))
     evals = Ledger(program.ledger).state().runs[RUN].evals
-    assert sorted((e["subject"], e["step"], e["attempt"]) for e in evals) == [
-        ("base", 0, 1), ("policy", 0, 1), ("policy", 0, 2), ("policy", 2, 1), ("policy", 2, 2),
-    ]  # fmt: skip
+    found = [(e["subject"], e["step"], e["attempt"]) for e in evals]
+    assert found == [("base", 0, 1), ("policy", 0, 1), ("policy", 0, 2), ("policy", 2, 2)]
+    assert_verifies(program)
 
 
 def test_step_0_of_a_warm_run_can_be_evaluated_again(warm, tmp_path, monkeypatch):

@@ -77,6 +77,7 @@ def test_the_constant_and_the_given_answers_are_right_where_they_are():
     assert best == "E"
     assert expected == {task: float(gold == "E") for task, gold in GOLDS.items()}
     assert constant_answer({"a": "K", "b": "A"})[0] == "A"
+    assert constant_answer({"a": "K", "b": "A"}, {"K": "one", "A": "two"}) == ("one", {"a": 1.0, "b": 0.0})
     assert fixed_answers({"a": "K", "b": "A"}, {"a": "K", "b": "B"}) == {"a": 1.0, "b": 0.0}
 
 
