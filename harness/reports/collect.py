@@ -22,6 +22,7 @@ from harness.reports.model import (
     Gates,
     LabelRow,
     Metrics,
+    PartRow,
     ReportData,
     Sample,
     metric_order,
