@@ -174,7 +174,9 @@ def search_settings(program: Program, context: Context, request: SearchRequest, 
         "seed_sha": prompt_sha(merge_components(env.components(), seed.components if seed else None)),
         "around_root": _root(state, request.around),
     }
-    return {key: value for key, value in settings.items() if key not in ("hypothesis", "reflection_url", "key_variable")}
+    return {
+        key: value for key, value in settings.items() if key not in ("hypothesis", "reflection_url", "key_variable")
+    }
 
 
 def _root(state: State, around: str | None) -> str | None:
