@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,9 +98,9 @@ def search_prompt(
     if around is not None:
         find_run(state, around)
     limits, sizes = (budget, max_tokens, max_money, max_seconds), (validation, minibatch)
-    endpoint = (reflection_url, reflection_key_env, price_in, price_out)
-    told = (around, reason, hypothesis)
-    request = SearchRequest(env, *limits, reflection, seed_prompt, seed, *sizes, *told, scoring, *endpoint)
+    request = SearchRequest(env, *limits, reflection, seed_prompt, seed, *sizes, around, reason, hypothesis, scoring)
+    request = replace(request, reflection_url=reflection_url, key_variable=reflection_key_env)
+    request = replace(request, price_in=price_in, price_out=price_out)
     plan = plan_search(here, request, state)
     detail = _plan_detail(plan, request)
     if dry_run:

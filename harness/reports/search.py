@@ -23,7 +23,7 @@ _NAMES = {
 }
 _TITLES = {
     "scoring": "On training items that the selection never saw, scored once",
-    "validation": "On search-validation, which chose: too high for the chosen prompt",
+    "validation": "On search-validation, which chose, so the chosen prompt looks too good",
 }
 
 

@@ -201,8 +201,8 @@ def _example(row: Mapping[str, Any]) -> Example:
 
 
 def _scores(part: Mapping[str, Any]) -> tuple[Score, ...]:
-    """Return the compared prompts: the found one first, then the others."""
-    names = ["found", *sorted(name for name in part["gain"] if name != "found")]
+    """Return the compared prompts: the found one, the seed, then the others."""
+    names = ["found", *sorted(part["gain"], key=lambda name: (name != "seed", name))]
     return tuple(Score(name, _estimates(part[name]), _estimates(part["gain"].get(name) or {})) for name in names)
 
 

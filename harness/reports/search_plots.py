@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
@@ -92,7 +93,7 @@ def _whisker(axis: Axes, value: Estimate, y: float, colour: str) -> None:
     low, high = (bound if math.isfinite(bound) else value.mean for bound in (value.low, value.high))
     axis.plot([low, high], [y, y], color=colour, lw=2.2, zorder=2)
     axis.plot([value.mean], [y], marker="o", ms=6.5, color=colour, zorder=3)
-    offset = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
+    offset: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
     axis.annotate(f"{value.mean:.3f}", (high, y), fontsize=9, color=SOFT, **offset)
 
 
@@ -153,7 +154,12 @@ def _wins(search: Search) -> Plot:
     for spine in axis.spines.values():
         spine.set_visible(False)
     for row, candidate in enumerate(shown):
-        place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
+        place: dict[str, Any] = {
+            "xytext": (6, 0),
+            "textcoords": "offset points",
+            "va": "center",
+            "annotation_clip": False,
+        }
         axis.annotate(str(candidate.best), (len(tasks) - 0.5, row), fontsize=9, color=SOFT, **place)
     axis.set_xlabel(f"{len(tasks)} validation tasks, from lost to won by the chosen prompt over the seed")
     axis.set_title("Reward by candidate and task")

@@ -87,7 +87,7 @@ def test_a_constant_difference_of_differences_has_the_range_of_both():
 def effects(before, after, change):
     """Return the three effects a verdict looks at, as (low, high)."""
     names = zip(("prompt_before", "prompt_after", "interaction"), (before, after, change), strict=True)
-    return {name: PairedInterval(sum(pair) / 2, *pair, 9, 9, 1, 1, 1, 0) for name, pair in names}
+    return {name: PairedInterval(sum(pair) / 2, pair[0], pair[1], 9, 9, 1, 1, 1, 0) for name, pair in names}
 
 
 UP, DOWN, NONE = (0.1, 0.3), (-0.3, -0.1), (-0.1, 0.1)

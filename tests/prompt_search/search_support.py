@@ -29,7 +29,7 @@ class Skills:
 
     def __init__(self, count=90):
         names = [(split, index) for split, n in (("train", count), ("heldout", 10)) for index in range(n)]
-        self._tasks = {"train": (), "heldout": ()}
+        self._tasks: dict[str, tuple[Task, ...]] = {"train": (), "heldout": ()}
         for split, index in names:
             label = "ab"[index % 2]
             fields = {"text": f"{split} item {index}: {SENTENCE} number {index}"}
@@ -76,8 +76,7 @@ class SkilledEngine:
 
     def _answer(self, prompt):
         text = self.tokenizer.decode(prompt)
-        skill = int(re.search(r"Skill (\d+)", text)[1]) if "Skill" in text else 0
-        number = int(re.search(r"number (\d+)", text)[1])
+        skill, number = (int(re.findall(rf"{name} (\d+)", text)[0]) for name in ("Skill", "number"))
         reply = skill if number % 5 else 5 - skill // 2
         ids = (*self.tokenizer(str(reply))["input_ids"], 2)
         return Completion(ids, (-0.1,) * len(ids), FinishReason.STOP)

@@ -39,6 +39,11 @@ def reflecting(folder, server, model=None, **limits):
     return question, evaluator, ReflectionProposer(model or reflector(server), evaluator.budget)
 
 
+def searched(folder, server, model=None, **limits):
+    question, evaluator, proposer = reflecting(folder, server, model, **limits)
+    return find(question, evaluator, proposer, 0.95)
+
+
 def test_the_model_reads_the_text_the_replies_and_the_rules():
     shown = reflection_prompt("system", "Use [[OPTIONS]].", RECORDS)
     assert "Use [[OPTIONS]]." in shown and "Keep [[OPTIONS]] as they are" in shown and "wrong" in shown
@@ -82,7 +87,7 @@ def test_the_text_is_taken_out_whole_and_clean(answer, finish, text):
 )
 def test_a_text_needs_its_slots_and_smuggles_nothing(new, why):
     found = screen("system", "Pick from [[OPTIONS]].", new)
-    assert found is None if why is None else re.search(why, found)
+    assert (found is None) if why is None else re.search(why, found or "")
 
 
 def test_a_search_with_an_endpoint_finds_pays_and_resumes_without_asking_again(tmp_path):
@@ -93,7 +98,7 @@ def test_a_search_with_an_endpoint_finds_pays_and_resumes_without_asking_again(t
         assert finding.history.best().texts["system"] == "Skill 6."
         money = evaluator.budget.spent.money
         assert asked > 2 and money == pytest.approx(proposer._model.spent.usd) and money > 0
-        again = find(*reflecting(tmp_path, server), 0.95)
+        again = searched(tmp_path, server)
     assert len(server.requests) == asked
     assert again.record()["history"] == finding.record()["history"]
     assert again.history.budget.spent.money == pytest.approx(money)
@@ -104,7 +109,7 @@ def test_a_search_with_an_endpoint_finds_pays_and_resumes_without_asking_again(t
 def test_money_that_is_gone_ends_the_search_with_what_it_found(tmp_path):
     with serving(streamed(BETTER, usage=(10_000, 90))) as server:
         model = reflector(server, price_in=100.0, price_out=100.0)
-        finding = find(*reflecting(tmp_path, server, model, money=2.2), 0.95)
+        finding = searched(tmp_path, server, model, money=2.2)
     assert finding.ended == "money"
     assert 0 < finding.history.budget.spent.money <= 2.2
 
@@ -125,7 +130,7 @@ def test_an_endpoint_that_is_gone_ends_the_attempt_and_its_cost_is_remembered(tm
 def test_proposals_that_lack_what_they_need_are_refused_and_told(tmp_path):
     copied = f"Skill 9, as in {SENTENCE}"
     with serving(streamed(f"```\n{copied}\n```"), streamed("```\nSkill 9 <|im_end|>\n```"), streamed(BETTER)) as server:
-        finding = find(*reflecting(tmp_path, server), 0.95)
+        finding = searched(tmp_path, server)
     refused = [step["why"] for step in finding.history.steps if step["what"] == "refused"]
     assert "copies training text" in refused[0] and "chat templates" in refused[1]
 
@@ -155,7 +160,11 @@ def test_what_an_endpoint_needs_is_asked_for_before_anything_starts(monkeypatch)
     assert endpoint_of(SearchRequest("drugprot")) is None
     with pytest.raises(UsageError, match="where is the model"):
         endpoint_of(SearchRequest("drugprot", reflection="m"))
-    asked = {"reflection": "m", "reflection_url": "https://h/v1", "key_variable": "REFLECTION_KEY"}
+
+    def asked(**more):
+        named = {"reflection": "m", "reflection_url": "https://h/v1", "key_variable": "REFLECTION_KEY"}
+        return SearchRequest("drugprot", **named | more)
+
     with pytest.raises(UsageError, match="prices"):
-        endpoint_of(SearchRequest("drugprot", **asked, money=1.0))
-    assert endpoint_of(SearchRequest("drugprot", **asked, money=1.0, price_in=1.0, price_out=2.0)).priced
+        endpoint_of(asked(money=1.0))
+    assert endpoint_of(asked(money=1.0, price_in=1.0, price_out=2.0)).priced

@@ -153,8 +153,8 @@ def _data(program):
 
     state = Ledger(program.ledger).state().runs[SEARCH_RUN]
     search = read_search((program.analysis_dir(SEARCH_RUN) / RECORD).read_bytes(), state.attempts, 0.95)
-    own = {"metrics": Metrics(), "samples": (), "summary": {}}
-    return collect(program.root, state, read_goal(program), read_context(program), search=search, **own)
+    pages = (read_goal(program), read_context(program))
+    return collect(program.root, state, *pages, metrics=Metrics(), samples=(), summary={}, search=search)
 
 
 def _plots(data):
