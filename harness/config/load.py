@@ -30,7 +30,7 @@ from harness.core.names import did_you_mean
 
 META_KEYS = ("parent", "hypothesis", "replicate_of", "lever")
 """Top-level keys that say why a run exists; they never change what it does."""
-ADDED_LATER = ("warmup",)
+ADDED_LATER = ("warmup", "train.max_staleness", "backend.processes")
 """Dotted keys, or whole sections, that the schema got after checkpoints had been written; a new key belongs here."""
 
 

@@ -69,7 +69,7 @@ CALLS = {
     "model check": (["model", "check", "no-such-model"], {2}),
     "help": (["help", "exit-codes"], {0}),
 }
-HEAVY = {"doctor", "eval", "model check", "model show"}  # tested on their own: they take long
+HEAVY = {"doctor", "eval", "model check", "model show", "search-prompt"}  # tested on their own: they take long
 
 
 def test_every_command_is_called_below():

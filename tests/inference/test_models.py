@@ -257,8 +257,8 @@ def test_weights_that_lack_a_tensor_are_not_filled_with_random_numbers(folder):
 @pytest.mark.parametrize(
     ("kind", "device", "dtype", "error", "message"),
     [
-        ("llama", "cpu", torch.bfloat16, ConfigError, "needs CUDA"),
-        ("llama", "cuda", torch.float32, ConfigError, "bfloat16 only"),
+        ("llama", "mps", torch.bfloat16, ConfigError, "not made for mps"),
+        ("llama", "cpu", torch.float64, ConfigError, "float64"),
         ("afmoe", "cuda", torch.bfloat16, ConfigError, "leaves the experts"),
         ("llama", "cuda", torch.bfloat16, ConfigError, "bitsandbytes"),
     ],

@@ -18,7 +18,7 @@ from harness.core.errors import ConfigError, InfraError, StoppedError  # noqa: E
 from harness.inference.lora import save_adapter  # noqa: E402
 from harness.rollouts.collect import Sampling, Timing  # noqa: E402
 from harness.rollouts.store import read_rollouts  # noqa: E402
-from harness.training import loop, policy  # noqa: E402
+from harness.training import crew, policy  # noqa: E402
 from harness.training.ahead import Ahead, staleness, within_bound  # noqa: E402
 from harness.training.batches import Group  # noqa: E402
 from harness.training.draws import Batch, TrainingEnv  # noqa: E402
@@ -112,7 +112,7 @@ def test_a_step_is_trained_while_the_next_one_is_sampled_from_the_policy_before_
         assert begun() == min(step + 1, 5)  # and nothing further ahead
         return policy.update_policy(*args)
 
-    monkeypatch.setattr(loop, "update_policy", waiting)
+    monkeypatch.setattr(crew, "update_policy", waiting)
     one.run()
     assert versions(tmp_path) == {1: [0], 2: [0], 3: [1], 4: [2], 5: [3]}
     table = rows(tmp_path)
@@ -153,7 +153,7 @@ def test_without_staleness_nothing_is_sampled_ahead_and_the_same_is_learned_as_e
 def test_groups_beyond_the_bound_are_counted_and_never_trained(tmp_path, monkeypatch):
     one, _ = trainer(tmp_path, 2)
     trained = []
-    monkeypatch.setattr(loop, "update_policy", lambda *args: trained.append(args[3]) or policy.update_policy(*args))
+    monkeypatch.setattr(crew, "update_policy", lambda *args: trained.append(args[3]) or policy.update_policy(*args))
     real = one.sampler.age
     monkeypatch.setattr(one.sampler, "age", lambda version, step: real(version, step) + (9 if step == 1 else 0))
     before = None
@@ -213,7 +213,7 @@ def test_an_engine_that_is_lost_behind_the_training_ends_the_run_as_a_failure_of
             engine.close()
         return policy.update_policy(*args)
 
-    monkeypatch.setattr(loop, "update_policy", dying)
+    monkeypatch.setattr(crew, "update_policy", dying)
     engine.delay_s = 0.05
     with pytest.raises(InfraError, match="second model is gone"):
         one.run()
