@@ -30,6 +30,7 @@ from harness.inference.agreement import compare
 from harness.inference.engine import TransformersEngine
 from harness.inference.lora import attach_lora, trainable
 from harness.inference.models import LoadedModel, load_model
+from harness.inference.prefixes import families
 from harness.inference.tree import ATTENTION, build_tree
 from harness.training.fused import fuse_adapters
 from harness.training.policy import tree_logprobs
@@ -49,13 +50,17 @@ class Forced(TransformersEngine):
         """Return (N,) log probabilities of all tokens of the texts, text by text; all have one length."""
         self.causal_lm.eval()
         self.causal_lm.set_attn_implementation(ATTENTION)
-        state, logits = self._prefill(prompts, 0, 1, len(texts[0]))
-        wanted = torch.tensor(texts, dtype=torch.float64)  # in the place of the numbers that decide a draw
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        rows = self._decode(state, logits, wanted, lengths, len(texts[0]), 1.0)
-        if rows.tokens != [list(text) for text in texts]:
+        order = [place for kin in families(prompts) for place in kin.prompts]
+        own = [list(texts[place]) for place in order]
+        state, logits = self._prefill([prompts[place] for place in order], 1, len(own[0]))
+        wanted = torch.tensor(own, dtype=torch.float64)  # in the place of the numbers that decide a draw
+        lengths = torch.tensor([len(prompts[place]) for place in order])
+        rows = self._decode(state, logits, wanted, lengths, len(own[0]), 1.0)
+        if rows.tokens != own:
             raise ValueError("the sampler left the texts")
-        return torch.tensor(rows.logprobs, dtype=torch.float64).flatten()
+        found = torch.empty(len(order), len(own[0]), dtype=torch.float64)
+        found[order] = torch.tensor(rows.logprobs, dtype=torch.float64)
+        return found.flatten()
 
     def _draw(self, logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         tokens = uniforms.long()
@@ -124,7 +129,7 @@ def trained(causal_lm: Any, rows: Sequence[Sequence[int]]) -> Tensor:
     """Return (N,) log probabilities of a packed pass of the trainer; it keeps what a backward pass would need."""
     causal_lm.train()
     causal_lm.set_attn_implementation(ATTENTION)
-    tree = build_tree([row[:GIVEN] for row in rows], [[row[GIVEN:]] for row in rows], 0, causal_lm.device)
+    tree = build_tree([row[:GIVEN] for row in rows], [[row[GIVEN:]] for row in rows], causal_lm.device)
     ones = torch.ones(len(rows) * LENGTH, device=causal_lm.device)
     return tree_logprobs(causal_lm, tree, ones, with_entropy=False)[0].detach().double().cpu()
 

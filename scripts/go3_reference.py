@@ -33,7 +33,7 @@ PROTEINS, TERMS, PAIRS, SETS = 300, 4, 1000, 100
 GAF_ASPECT = {"mf": "F", "bp": "P", "cc": "C"}
 
 
-def annotations(ontology: Ontology, rng: random.Random) -> list[list[str]]:
+def drawn_annotations(ontology: Ontology, rng: random.Random) -> list[list[str]]:
     """Return the ids of each protein: a few terms of every aspect."""
     by_aspect = {a: [i for i in range(len(ontology)) if ontology.aspect(i) == a] for a in ASPECTS}
     return [[ontology.id(i) for a in ASPECTS for i in rng.sample(by_aspect[a], TERMS)] for _ in range(PROTEINS)]
@@ -49,9 +49,9 @@ def load(ontology: Ontology, proteins: list[list[str]]) -> Any:
     rows = ["!gaf-version: 2.2"]
     for number, terms in enumerate(proteins):
         for term in terms:
-            index = ontology.index_of(term)
-            assert index is not None
-            aspect = GAF_ASPECT[ontology.aspect(index)]
+            place = ontology.index_of(term)
+            assert place is not None
+            aspect = GAF_ASPECT[ontology.aspect(place)]
             cells = ["X", f"P{number}", f"P{number}", "involved_in", term, "PMID:1", "IDA", "", aspect]
             rows.append("\t".join([*cells, "", "", "protein", "taxon:9606", "20220701", "X", "", ""]))
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +95,7 @@ def main() -> int:
     """Write the file."""
     rng = random.Random(20220701)  # noqa: S311 - which terms are compared is no secret
     ontology = load_shipped()
-    proteins = annotations(ontology, rng)
+    proteins = drawn_annotations(ontology, rng)
     counter = load(ontology, proteins)
     same, other = pairs(ontology, counter, rng)
     data = {

@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 SECTIONS: dict[str, dict[str, Entry]] = {
     "The loop": {
         "init": Entry("programs", "Write a new research program into a folder."),
-        "search-prompt": Entry("search_prompt", "Search the prompt of an environment before RL; score it on unseen items."),
+        "search-prompt": Entry("search_prompt", "Search an environment's prompt before RL; score it on unseen items."),
         "new-run": Entry("new_run", "Plan a run: one hypothesis, one change to its parent."),
         "launch": Entry("launch", "Train a run and evaluate it on the frozen protocol."),
         "eval": Entry("judge", "Evaluate a run, the base model or an adapter on the frozen protocol."),

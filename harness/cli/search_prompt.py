@@ -84,7 +84,7 @@ def search_prompt(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the device instead of exit code 75.")] = False,
     dry_run: DryRun = False,
 ) -> Result:
-    """Search the prompt of an environment before RL; score it on unseen items.
+    """Search an environment's prompt before RL; score it on unseen items.
 
     Writes rl/prompts/ENV/ID.toml, which a run uses by `--set env.ENV.prompt=ID`, and records the search as a run
     of its own kind. Held-out items are never seen. The same command goes on where a killed search ended, without

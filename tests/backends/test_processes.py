@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -21,8 +22,8 @@ from tests.launches import (
 )
 
 pytestmark = pytest.mark.torch
-SETS = {"train.steps": 3, "train.tasks_per_step": 3, "checkpoint.interval": 1}
-VARIANTS = {
+SETS: dict[str, Any] = {"train.steps": 3, "train.tasks_per_step": 3, "checkpoint.interval": 1}
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "minibatches": {
         "train.minibatches": 2,

@@ -26,7 +26,7 @@ def scorer():
     """Return a scorer with the default weights."""
     ontology = load_shipped()
     rows = [
-        [ontology.index_of(go_id) for aspect in ASPECTS for go_id in record.labels[aspect]]
+        [place for a in ASPECTS for go_id in record.labels[a] if (place := ontology.index_of(go_id)) is not None]
         for record in load_shipped_records()
         if record.split == "train"
     ]

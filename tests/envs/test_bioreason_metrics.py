@@ -22,7 +22,7 @@ def test_fmax_by_hand():
     predictions = [{1: 1.0, 2: 0.5}, {1: 0.5, 3: 0.5}, {}]
     labels = [frozenset({1, 2}), frozenset({1}), frozenset({4})]
     # at 1.0: precision 1 over one protein, recall (1/2 + 0 + 0) / 3; at 0.5: precision (1 + 1/2) / 2, recall 2/3
-    assert fmax(predictions, labels) == (pytest.approx(2 * 0.75 * (2 / 3) / (0.75 + 2 / 3)), 0.5)
+    assert fmax(predictions, labels) == pytest.approx((2 * 0.75 * (2 / 3) / (0.75 + 2 / 3), 0.5))
     assert fmax([{}], [frozenset({1})]) == (0.0, 1.0)
     assert fmax([{1: 0.2}], [frozenset({1})]) == (1.0, 0.2)
 
@@ -31,7 +31,7 @@ def test_smin_by_hand():
     ia = [0.0, 3.0, 4.0, 12.0]
     # at 0.5 nothing is missed and 12 bits are false; at 1.0 term 2 is missed and nothing false
     assert smin([{1: 1.0, 2: 0.5, 3: 0.5}], [frozenset({1, 2})], ia) == (4.0, 1.0)
-    assert smin([{1: 1.0, 3: 1.0}], [frozenset({2})], ia) == (pytest.approx(math.hypot(4, 15)), 1.0)
+    assert smin([{1: 1.0, 3: 1.0}], [frozenset({2})], ia) == pytest.approx((math.hypot(4, 15), 1.0))
     assert smin([{}], [frozenset({1, 2})], ia) == (7.0, 1.0)
 
 

@@ -266,7 +266,7 @@ def test_every_training_task_has_a_demonstration_that_is_scored_as_right(env):
         score = env.score(task, reply(task, text))
         assert (score.failure, score.components["accuracy"], score.components["format"]) == (None, 1.0, 1.0), text
         assert score.components["reasoning"] >= 0.2  # a drug or chemical, and a protein
-        assert task.label in text and text.endswith(f"\\boxed{{{task.answer}}}")
+        assert text is not None and task.label in text and text.endswith(f"\\boxed{{{task.answer}}}")
     assert demonstration(env, replace(env.tasks("train")[0], label="AGONIST-INHIBITOR")) is None
 
 

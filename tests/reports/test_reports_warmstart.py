@@ -52,7 +52,9 @@ def test_base_warm_start_and_final_stand_side_by_side_with_the_paired_difference
 
 def test_references_and_answers_are_shown_where_the_right_answers_are_known(program):
     text = report(warm_run(program))
-    label = re.search(r"\| always ([A-Z-]+) \| 1.000 \|", text)[1]  # every task of the environment has one answer
+    found = re.search(r"\| always ([A-Z-]+) \| 1.000 \|", text)  # every task of the environment has one answer
+    assert found is not None
+    label = found[1]
     row = next(line for line in text.split("\n") if line.startswith("| format only"))
     answers = json.loads(build_report(program, RUN)["data/summary.json"])["warm_start"][0]["answers"]
     given = {one["answer"]: one["final"] for one in answers}

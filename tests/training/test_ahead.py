@@ -153,7 +153,12 @@ def test_without_staleness_nothing_is_sampled_ahead_and_the_same_is_learned_as_e
 def test_groups_beyond_the_bound_are_counted_and_never_trained(tmp_path, monkeypatch):
     one, _ = trainer(tmp_path, 2)
     trained = []
-    monkeypatch.setattr(crew, "update_policy", lambda *args: trained.append(args[3]) or policy.update_policy(*args))
+
+    def noted(*args):
+        trained.append(args[3])
+        return policy.update_policy(*args)
+
+    monkeypatch.setattr(crew, "update_policy", noted)
     real = one.sampler.age
     monkeypatch.setattr(one.sampler, "age", lambda version, step: real(version, step) + (9 if step == 1 else 0))
     before = None

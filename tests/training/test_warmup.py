@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -45,15 +46,21 @@ class Mute(Toy):
     """A toy environment that shows nothing."""
 
     id = "mute"
-    demonstration = None
+    demonstration = None  # type: ignore[assignment]
 
 
 def chosen(count=6, seed=0, exclude=True):
     return choose_demonstrations({"toy": TOY}, {"toy": 1.0}, count, exclude, seed)["toy"]
 
 
+def forget(parameters):
+    for parameter in parameters:
+        parameter.grad = None
+
+
 def source(env=TOY, tasks=None, sampling=SAMPLING):
-    return TrainingEnv(None, env, None, None, sampling, chosen() if tasks is None else tasks)
+    unused: Any = None
+    return TrainingEnv(unused, env, unused, None, sampling, chosen() if tasks is None else tasks)
 
 
 def model(seed=0):
@@ -158,9 +165,9 @@ def test_the_gradient_is_that_of_plain_transformers_with_the_prompt_masked():
         found = {}
         keep = SimpleNamespace(
             step=lambda: found.update({name: p.grad.clone() for name, p in parameters.items()}),  # noqa: B023
-            zero_grad=lambda set_to_none: [setattr(p, "grad", None) for p in parameters.values()],
+            zero_grad=lambda set_to_none: forget(parameters.values()),
         )
-        done = imitate(causal_lm, list(parameters.values()), keep, groups, config().train, 1e9, Room(budget))
+        done = imitate(causal_lm, list(parameters.values()), cast(Any, keep), groups, config().train, 1e9, Room(budget))
         assert done.loss == pytest.approx(expected, rel=1e-5)
         assert done.tokens == total
         assert relative_difference(found, naive) < 1e-5
@@ -250,6 +257,7 @@ def test_the_loop_evaluates_the_base_then_the_warm_policy_and_resumes_behind_it(
     tokens = sum(int(row["warmup/tokens"]) for row in rows_of(tmp_path / "whole", "warmup.jsonl"))
     assert whole.demonstrated_tokens == tokens > 0
     summary = read_summary(tmp_path / "whole")
+    assert summary is not None
     assert (summary["steps"], summary["demonstrations"], summary["tokens"]) == (2, 6, tokens)
 
     cut = tmp_path / "cut"
