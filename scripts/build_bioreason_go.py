@@ -187,7 +187,8 @@ class Frequencies:
 
     def draw(self, gene: str, aspect: Aspect, count: int, taken: Iterable[int]) -> list[int]:
         """Return `count` further terms; annotations of `gene` itself are put back unread."""
-        urn, known, drawn = self.urns[aspect], set(taken), []
+        urn, known = self.urns[aspect], set(taken)
+        drawn: list[int] = []
         for attempt in range(10_000):
             if len(drawn) == count:
                 break
@@ -204,7 +205,7 @@ def candidates(genes: Sequence[Gene], ontology: Ontology, hidden: frozenset[str]
     support.sort_indices()
     frequencies = Frequencies((gene for gene in genes if gene.id not in hidden), ontology)
     aspects = np.array([ASPECTS.index(aspect) for aspect in ontology.aspects])
-    result = {}
+    result: dict[str, dict[Aspect, list[str]]] = {}
     for row, gene in enumerate(genes):
         span = slice(support.indptr[row], support.indptr[row + 1])
         terms, score = support.indices[span], np.round(support.data[span], 9)

@@ -27,7 +27,7 @@ from harness.core.errors import ConfigError
 from harness.core.types import Message
 from harness.envs.bioreason_go.answer import read_answer
 from harness.envs.bioreason_go.records import NOTHING
-from harness.envs.bioreason_go.terms import ASPECTS, Aspect
+from harness.envs.bioreason_go.terms import ASPECTS
 
 COMPONENTS = ("system", "demonstrations", "question")
 _NEEDED = ("name", *ASPECTS)
@@ -77,10 +77,10 @@ def parse_demonstrations(text: str) -> list[dict[str, str]]:
     return records
 
 
-def answer_text(summary: str, ids: Mapping[Aspect, list[str]]) -> str:
+def answer_text(summary: str, ids: Mapping[str, list[str]]) -> str:
     """Return an answer in the required form, on one line."""
-    answer = {"summary": summary, **{aspect: list(ids.get(aspect, ())) for aspect in ASPECTS}}
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+    lists: dict[str, list[str]] = {aspect: list(ids.get(aspect, ())) for aspect in ASPECTS}
+    return json.dumps({"summary": summary, **lists}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _question(template: str, fields: Mapping[str, str]) -> str:

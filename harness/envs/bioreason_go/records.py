@@ -134,6 +134,7 @@ def candidate_lines(ids: Sequence[str], ontology: Ontology) -> str:
 def task_of(record: ProteinRecord, ontology: Ontology) -> Task:
     """Return the task of a protein; its answer holds the labels by aspect as JSON."""
     labels = {aspect: list(record.labels.get(aspect, ())) for aspect in ASPECTS}
+    guesses: dict[str, str] = {a: candidate_lines(record.candidates.get(a, ()), ontology) for a in ASPECTS}
     fields = {
         "gene": record.gene or record.id,
         "name": record.name or record.gene or record.id,
@@ -141,7 +142,7 @@ def task_of(record: ProteinRecord, ontology: Ontology) -> Task:
         "domains": "\n".join(record.domains[:MOST_LINES]) or NOTHING,
         "partners": "\n".join(record.partners[:MOST_LINES]) or NOTHING,
         "notes": "\n".join(f"{name}: {' '.join(text.split())}" for name, text in record.notes.items()) or NOTHING,
-        **{aspect: candidate_lines(record.candidates.get(aspect, ()), ontology) for aspect in ASPECTS},
+        **guesses,
     }
     return Task(
         id=record.id,
@@ -155,13 +156,13 @@ def task_of(record: ProteinRecord, ontology: Ontology) -> Task:
     )
 
 
-def task_labels(task: Task) -> dict[Aspect, list[str]]:
+def task_labels(task: Task) -> dict[str, list[str]]:
     """Return the right ids of a task by aspect."""
     labels = json.loads(task.answer)
     return {aspect: list(labels.get(aspect, ())) for aspect in ASPECTS}
 
 
-def task_candidates(task: Task) -> dict[Aspect, list[str]]:
+def task_candidates(task: Task) -> dict[str, list[str]]:
     """Return the guessed ids of a task by aspect, in the order the prompt shows them."""
     shown = {aspect: task.fields.get(aspect, NOTHING) for aspect in ASPECTS}
     return {
