@@ -27,7 +27,7 @@ from harness.core.errors import ConfigError
 from harness.core.types import Message
 from harness.envs.bioreason_go.answer import read_answer
 from harness.envs.bioreason_go.records import NOTHING
-from harness.envs.bioreason_go.terms import ASPECTS
+from harness.envs.bioreason_go.terms import ASPECTS, Aspect
 
 COMPONENTS = ("system", "demonstrations", "question")
 _NEEDED = ("name", *ASPECTS)
@@ -77,7 +77,7 @@ def parse_demonstrations(text: str) -> list[dict[str, str]]:
     return records
 
 
-def answer_text(summary: str, ids: Mapping[str, list[str]]) -> str:
+def answer_text(summary: str, ids: Mapping[Aspect, list[str]]) -> str:
     """Return an answer in the required form, on one line."""
     lists: dict[str, list[str]] = {aspect: list(ids.get(aspect, ())) for aspect in ASPECTS}
     return json.dumps({"summary": summary, **lists}, ensure_ascii=False, separators=(",", ":"))

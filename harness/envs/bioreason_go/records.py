@@ -156,13 +156,13 @@ def task_of(record: ProteinRecord, ontology: Ontology) -> Task:
     )
 
 
-def task_labels(task: Task) -> dict[str, list[str]]:
+def task_labels(task: Task) -> dict[Aspect, list[str]]:
     """Return the right ids of a task by aspect."""
     labels = json.loads(task.answer)
     return {aspect: list(labels.get(aspect, ())) for aspect in ASPECTS}
 
 
-def task_candidates(task: Task) -> dict[str, list[str]]:
+def task_candidates(task: Task) -> dict[Aspect, list[str]]:
     """Return the guessed ids of a task by aspect, in the order the prompt shows them."""
     shown = {aspect: task.fields.get(aspect, NOTHING) for aspect in ASPECTS}
     return {
