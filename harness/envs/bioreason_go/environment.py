@@ -143,7 +143,8 @@ class BioReasonGo:
     def gold(self, task: Task) -> Gold:
         """Return the labels of a task, ready to be scored against."""
         if task.answer not in self._gold:  # a pure function of the answer, so a race only computes it twice
-            self._gold[task.answer] = self.scorer.gold({str(aspect): ids for aspect, ids in task_labels(task).items()})
+            labels: dict[str, list[str]] = {aspect: ids for aspect, ids in task_labels(task).items()}  # noqa: C416
+            self._gold[task.answer] = self.scorer.gold(labels)
         return self._gold[task.answer]
 
     def score(self, task: Task, episode: Episode) -> Score:

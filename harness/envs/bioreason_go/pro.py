@@ -181,7 +181,9 @@ def _record(row: Mapping[str, Any], labels: Mapping[Aspect, list[str]], ontology
     )
 
 
-def _merged(rows: Sequence[Mapping[str, Any]], annotated: Mapping[str, list[str]] | None, ontology: Ontology) -> Any:
+def _merged(
+    rows: Sequence[Mapping[str, Any]], annotated: Mapping[str, list[str]] | None, ontology: Ontology
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, dict[Aspect, list[str]]]]:
     """Return for each protein its first row, and the raw label ids by aspect over all of its rows."""
     first: dict[str, Mapping[str, Any]] = {}
     raw: dict[str, dict[Aspect, list[str]]] = {}
@@ -201,7 +203,9 @@ def _merged(rows: Sequence[Mapping[str, Any]], annotated: Mapping[str, list[str]
     return first, raw
 
 
-def audit_fields(rows: Iterable[tuple[Mapping[str, Any], ProteinRecord]], ontology: Ontology, drop: bool) -> Any:
+def audit_fields(
+    rows: Iterable[tuple[Mapping[str, Any], ProteinRecord]], ontology: Ontology, drop: bool
+) -> tuple[FieldAudit, ...]:
     """Return the audit of every field that a prompt could show, beside the guesses."""
     pairs = [(row, record, _spellings(record, ontology)) for row, record in rows]
     audits = []
@@ -238,7 +242,9 @@ def _without(record: ProteinRecord, dropped: frozenset[str]) -> ProteinRecord:
     )
 
 
-def _split(records: Sequence[ProteinRecord], first: Mapping[str, Mapping[str, Any]], heldout: int) -> Any:
+def _split(
+    records: Sequence[ProteinRecord], first: Mapping[str, Mapping[str, Any]], heldout: int
+) -> list[ProteinRecord]:
     members = [
         Member(
             record.id,

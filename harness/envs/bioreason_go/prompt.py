@@ -79,10 +79,8 @@ def parse_demonstrations(text: str) -> list[dict[str, str]]:
 
 def answer_text(summary: str, ids: Mapping[Aspect, list[str]]) -> str:
     """Return an answer in the required form, on one line."""
-    answer: dict[str, str | list[str]] = {"summary": summary}
-    for aspect in ASPECTS:
-        answer[aspect] = list(ids.get(aspect, ()))
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+    lists: dict[str, list[str]] = {aspect: list(ids.get(aspect, ())) for aspect in ASPECTS}
+    return json.dumps({"summary": summary, **lists}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _question(template: str, fields: Mapping[str, str]) -> str:

@@ -133,17 +133,17 @@ def candidate_lines(ids: Sequence[str], ontology: Ontology) -> str:
 
 def task_of(record: ProteinRecord, ontology: Ontology) -> Task:
     """Return the task of a protein; its answer holds the labels by aspect as JSON."""
-    labels: dict[str, list[str]] = {aspect: list(record.labels.get(aspect, ())) for aspect in ASPECTS}
-    fields: dict[str, str] = {
+    labels = {aspect: list(record.labels.get(aspect, ())) for aspect in ASPECTS}
+    guesses: dict[str, str] = {a: candidate_lines(record.candidates.get(a, ()), ontology) for a in ASPECTS}
+    fields = {
         "gene": record.gene or record.id,
         "name": record.name or record.gene or record.id,
         "organism": record.organism or NOTHING,
         "domains": "\n".join(record.domains[:MOST_LINES]) or NOTHING,
         "partners": "\n".join(record.partners[:MOST_LINES]) or NOTHING,
         "notes": "\n".join(f"{name}: {' '.join(text.split())}" for name, text in record.notes.items()) or NOTHING,
+        **guesses,
     }
-    for aspect in ASPECTS:
-        fields[aspect] = candidate_lines(record.candidates.get(aspect, ()), ontology)
     return Task(
         id=record.id,
         env=ENV,
