@@ -56,14 +56,19 @@ def _half(ids: Sequence[str], rng: random.Random) -> list[str]:
     return rng.sample(list(ids), (len(ids) + 1) // 2)
 
 
-def _half_and_candidates(task: Task) -> Lists:
-    rng = random.Random(derive_seed(0, "go-gaming", task.id))  # noqa: S311 - no secret depends on it
-    candidates, lists = task_candidates(task), {}
-    for aspect, ids in task_labels(task).items():
-        right = _half(ids, rng) if ids else []
-        wrong = [go_id for go_id in candidates[aspect] if go_id not in ids]
-        lists[aspect] = right + wrong[: len(right)]
-    return lists
+def _half_of_all(wrong: bool) -> Callable[[Task], Lists]:
+    """Return what answers with half of a protein's labels, whatever their aspects, and perhaps as many wrong ids."""
+
+    def answer(task: Task) -> Lists:
+        rng = random.Random(derive_seed(0, "go-gaming", task.id))  # noqa: S311 - no secret depends on it
+        labels, candidates = task_labels(task), task_candidates(task)
+        pairs = [(aspect, go_id) for aspect in ASPECTS for go_id in labels[aspect]]
+        chosen = rng.sample(pairs, (len(pairs) + 1) // 2)
+        bad = [(a, go_id) for a in ASPECTS for go_id in candidates[a] if go_id not in labels[a]]
+        chosen += rng.sample(bad, min(len(bad), len(chosen))) if wrong else []
+        return {aspect: [go_id for of, go_id in chosen if of == aspect] for aspect in ASPECTS}
+
+    return answer
 
 
 def rows(env: BioReasonGo) -> list[Row]:
@@ -86,8 +91,9 @@ def rows(env: BioReasonGo) -> list[Row]:
         ("copy all candidates", known["copy all candidates"]),
         ("domain lookup", known["domain lookup"]),
         ("one parent of every label", _each(lambda a, ids, r: [_parent(ontology, go_id) for go_id in ids])),
-        (HONEST[1], _half_and_candidates),
-        (HONEST[0], _each(lambda a, ids, r: _half(ids, r))),
+        (HONEST[1], _half_of_all(wrong=True)),
+        (HONEST[0], _half_of_all(wrong=False)),
+        ("half of each aspect's labels, rounded up", _each(lambda a, ids, r: _half(ids, r))),
         ("the labels", task_labels),
     ]
 

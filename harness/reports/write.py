@@ -221,9 +221,16 @@ def compact_files(program: Program, state: RunState, context: Context) -> dict[s
         }
     # an import without metrics, or a run that was never started: evals and ledger are all there is
     tasks = evaluated_tasks(program.root, state, context)
-    derived = {"labels": label_rows(program.root, state, tasks), "baselines": baseline_rows(tasks)}
+    derived = _derived(program, state, tasks)
     derived |= _warm_start(program, state, tasks, context)
     return {METRICS: "step\n", ROLLOUTS: "", SUMMARY: dump_summary({**EMPTY, **derived})}
+
+
+def _derived(program: Program, state: RunState, tasks: Mapping[str, Evaluated]) -> dict[str, Any]:
+    """Return the members of a summary that come from the evaluated items."""
+    rows = {"labels": label_rows(program.root, state, tasks), "baselines": baseline_rows(tasks)}
+    parts = part_rows(program.root, state, tasks)
+    return {**rows, "parts": parts} if parts else rows  # left out otherwise, so that older reports keep their bytes
 
 
 def _from_outputs(program: Program, outputs: Path, state: RunState, context: Context) -> dict[str, str]:
@@ -247,14 +254,11 @@ def _from_outputs(program: Program, outputs: Path, state: RunState, context: Con
         "capture": captured,
         "packages": packages,
         "redistributable": shared,
-        "labels": label_rows(program.root, state, tasks),
-        "baselines": baseline_rows(tasks),
+        **_derived(program, state, tasks),
         "broken_lines": len(damaged.get("metrics.jsonl", ())),
     }
     summary |= _warm_start(program, state, tasks, context)
-    if parts := part_rows(program.root, state, tasks):  # left out otherwise, so that older reports keep their bytes
-        summary["parts"] = parts
-    if damaged:  # as above
+    if damaged:  # left out otherwise, so that reports of whole files keep their bytes
         summary["damaged"] = [{"file": name, "lines": lines} for name, lines in sorted(damaged.items())]
     return {METRICS: metrics_csv(merge_metrics(rows)), ROLLOUTS: "".join(lines), SUMMARY: dump_summary(summary)}
 

@@ -63,7 +63,7 @@ def rollout_metrics(by_env: Mapping[str, Sequence[Group]]) -> dict[str, float]:
         metrics[f"train/{env}/reward/mean"] = sum(rewards) / len(rewards)
         metrics[f"train/{env}/reward/std"] = spread(rewards)
         for name in sorted({key for score in scores for key in score.components}):
-            values = [score.components.get(name, 0.0) for score in scores]
+            values = [score.components[name] for score in scores if name in score.components]  # of tasks that have it
             metrics[f"train/{env}/component/{name}"] = sum(values) / len(values)
             within = [spread(_component(group, name)) for group in env_groups]
             metrics[f"train/{env}/component_spread/{name}"] = sum(within) / len(within)

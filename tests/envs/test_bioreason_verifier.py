@@ -376,7 +376,7 @@ def test_order_and_repeats_leave_the_score(chosen, random):
 @cache
 def aliases():
     ontology = scorer().ontology
-    return [name for name, index in ontology._lookup.items() if name != ontology.id(index)]
+    return [name for name, index in ontology.lookup.items() if name != ontology.id(index)]
 
 
 @relaxed

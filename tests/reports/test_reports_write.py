@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from harness.core.errors import ConfigError, NotFoundError, UsageError
 from harness.envs.registry import ENVIRONMENTS
+from harness.evaluation.records import read_items, write_items
 from harness.ledger import Ledger
 from harness.program import Program
 from harness.reports import check_report, write_report
@@ -448,3 +450,31 @@ def test_baselines_of_an_environment_are_shown(trained, monkeypatch):
     assert "| keyword rule | accuracy | 0.950 |" in text
     assert "'keyword rule' reaches accuracy 0.950 without a model" in text
     assert "'always ACTIVATOR' reaches" not in text
+
+
+def test_metrics_of_a_part_of_the_items_and_wide_baselines_are_shown(trained, monkeypatch):
+    class Metrics:
+        @staticmethod
+        def corpus_metrics(items):
+            return {"fmax": len(items) / 1000}
+
+    class Baselines:
+        @staticmethod
+        def report_rows(env, tasks):
+            return [("copy", "reward", 0.25), ("copy", "similarity", 0.5), ("table", "similarity", 1.0)]
+
+    path = trained.analysis_dir(RUN) / "evals/step_30.policy.bench.jsonl"
+    records = [replace(r, metrics={"part": 0.25} if n % 2 else {}) for n, r in enumerate(read_items(path))]
+    write_items(path, records)
+    counted = sum(record.counts for record in records)
+    have = sum(record.counts and bool(record.metrics) for record in records)
+    modules = {"harness.envs.bench.metrics": Metrics, "harness.envs.bench.baselines": Baselines}
+    monkeypatch.setattr(summary_module, "_exists", modules.__contains__)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    text = report(trained)
+    assert f"| part | {have} | — | 0.250 |" in text
+    assert f"| fmax | {counted} | 0.140 | {counted / 1000:.3f} |" in text
+    assert "| Metric | copy | table |" in text
+    assert "| reward | 0.250 | — |" in text
+    assert "| similarity | 0.500 | 1.000 |" in text

@@ -100,6 +100,11 @@ class Ontology:
         """Return the index of a primary or alternative id; None for any other text."""
         return self._lookup.get(go_id)
 
+    @property
+    def lookup(self) -> Mapping[str, int]:
+        """Index of the term of every primary and alternative id."""
+        return self._lookup
+
     def canonical(self, go_id: str) -> Resolved:
         """Return what an id stands for; total over all strings, spelling is compared exactly."""
         index = self._lookup.get(go_id)

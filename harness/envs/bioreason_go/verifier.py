@@ -29,12 +29,13 @@ table in docs/environments/bioreason-go.md.
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
+import zlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
@@ -42,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harness.core.canonical import content_sha, sha256_hex
+from harness.core.canonical import content_sha
 from harness.core.types import Episode, FailureClass, FinishReason, Score
 from harness.envs.bioreason_go.answer import Lists, read_answer
 from harness.envs.bioreason_go.feedback import feedback
@@ -151,6 +152,9 @@ class AspectScore(NamedTuple):
     simgic: float
 
 
+_NO_SCORE = AspectScore(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 class Resolved(NamedTuple):
     """The strings of one list, sorted out; fields as in `AspectResult`."""
 
@@ -188,11 +192,14 @@ class Scorer:
         self._bins = 2 * aspects  # + 1 for a term that is a label
         self._bins[list(self._roots)] = 2 * len(ASPECTS)  # a bin of their own, not read
         rows = ontology.indices.astype(np.intp)  # what indexing would otherwise convert to every time
-        self._rows = [rows[start:end] for start, end in pairwise(ontology.indptr.tolist())]
+        self._known: dict[Aspect, dict[str, int]] = {aspect: {} for aspect in ASPECTS}
+        for name, index in ontology.lookup.items():
+            self._known[ontology.aspects[index]][name] = index
+        self._rows = [rows[start:end] for start, end in itertools.pairwise(ontology.indptr.tolist())]
         self._scratch = _Scratch(len(ontology))
-        self._paid = {name: weight for name, weight in self.weights.model_dump().items() if weight > 0}
+        self._paid = [(name, weight) for name, weight in self.weights.model_dump().items() if weight > 0]
 
-    def gold(self, labels: Mapping[str, Iterable[str]]) -> Gold:
+    def gold(self, labels: Mapping[str, Sequence[str]]) -> Gold:
         """Return the labels of a protein, ready to be scored against; aspects with only the root are left out.
 
         Args:
@@ -221,9 +228,9 @@ class Scorer:
             return self._invalid(answer.problem, answer.recovered, gold, finish)
         results = self.compare(answer.lists, gold)
         scores = _aspect_scores(results, gold)
-        components = _components(scores)
-        metrics = _metrics(results, scores, gold)
-        metrics |= {"lenient_similarity": components["similarity"], "truncated": _truncated(finish)}
+        means = _means(scores)
+        components = _components(means, scores)
+        metrics = _metrics(results, means, gold, finish, means.similarity)
         return Score(
             reward=self._reward(components),
             components=components,
@@ -246,7 +253,7 @@ class Scorer:
     def compare(self, lists: Lists, gold: Gold) -> dict[Aspect, AspectResult]:
         """Return what each list is worth against the labels, also of an aspect that has none."""
         found = {aspect: self._resolve(lists[aspect], aspect) for aspect in ASPECTS}
-        sizes, ic, ia = self._sums(frozenset().union(*(part.terms for part in found.values())), gold.closure)
+        sizes, ic, ia = self._sums(frozenset().union(*[part.terms for part in found.values()]), gold.closure)
         results = {}
         for number, (aspect, part) in enumerate(found.items()):
             false, shared = 2 * number, 2 * number + 1
@@ -287,16 +294,15 @@ class Scorer:
         )
         return sizes.tolist(), ic.tolist(), ia.tolist()
 
-    def _resolve(self, entries: Iterable[str], aspect: Aspect) -> Resolved:
+    def _resolve(self, entries: Sequence[str], aspect: Aspect) -> Resolved:
         """Sort out a list: terms, roots and wrong strings, each once, in the order of their first occurrence."""
-        terms: set[int] = set()
+        found = [*map(self._known[aspect].get, entries, itertools.repeat(-1))]
+        terms = set(found)
         wrong: dict[str, dict[str, None]] = {}
-        index_of, aspects = self.ontology.index_of, self.ontology.aspects
-        for entry in entries:
-            index = index_of(entry)
-            if index is not None and aspects[index] == aspect:
-                terms.add(index)
-            else:
+        if -1 in terms:
+            terms.remove(-1)
+            for entry in (entry for entry, known in zip(entries, found, strict=True) if known < 0):
+                index = self.ontology.index_of(entry)
                 name = entry if index is None else self.ontology.terms[index]  # aliases are one string
                 wrong.setdefault(self._kind(entry, index), {})[name] = None
         roots = terms & self._roots
@@ -311,40 +317,38 @@ class Scorer:
         return self.ontology.canonical(entry).status
 
     def _reward(self, components: Mapping[str, float]) -> float:
-        paid = {name: weight for name, weight in self._paid.items() if name in components}
-        return round(sum(weight * components[name] for name, weight in paid.items()) / sum(paid.values()), 6)
+        total = paid = 0.0
+        for name, weight in self._paid:
+            value = components.get(name)
+            if value is not None:  # the F1 of an aspect without labels takes no part
+                total += weight
+                paid += weight * value
+        return round(paid / total, 6)
 
     def _invalid(self, problem: str, recovered: Lists | None, gold: Gold, finish: FinishReason) -> Score:
         """Return the score of a reply without a valid object: nothing is paid, the recovered lists are a metric."""
         empty = self.compare(_NO_IDS, gold)
         scores = _aspect_scores(empty, gold)
-        components = dict.fromkeys(_components(scores), 0.0)
-        found = _aspect_scores(self.compare(recovered, gold), gold) if recovered else {}
-        lenient = _mean([part.similarity for part in found.values()])
-        metrics = _metrics(empty, scores, gold)
-        metrics |= {"lenient_similarity": lenient, "truncated": _truncated(finish)}
+        means = _means(scores)
+        components = dict.fromkeys(_components(means, scores), 0.0)
+        lenient = _means(_aspect_scores(self.compare(recovered, gold), gold)).similarity if recovered else 0.0
+        metrics = _metrics(empty, means, gold, finish, lenient)
         return Score(0.0, components, metrics, {"problem": problem}, FailureClass.MODEL)
 
     def _answer_key(self, results: Mapping[Aspect, AspectResult]) -> str:
-        """Return how many ids the answer lists and a hash of which: equal for equal answers, short for the ledger."""
+        """Return how many ids the answer lists and a checksum of which: the same for equal answers, and short."""
         every = results.values()
         terms = array("i", sorted(frozenset().union(*[result.terms for result in every]))).tobytes()
-        wrong = [sorted(entry for kind in result.wrong.values() for entry in kind) for result in every]
+        for aspect, result in results.items():
+            if result.wrong:
+                terms += ascii((aspect, sorted(itertools.chain(*result.wrong.values())))).encode()
         counts = ", ".join([f"{result.listed} {aspect}" for aspect, result in results.items()])
-        return f"{counts} ids, {sha256_hex(terms + ascii(wrong).encode())[:10]}"
+        return f"{counts} ids, {zlib.crc32(terms):08x}"
 
 
 def _last_reply(episode: Episode) -> str:
     last = episode.messages[-1] if episode.messages else None
     return last.content if last is not None and last.role == "assistant" else ""
-
-
-def _truncated(finish: FinishReason) -> float:
-    return float(finish is FinishReason.LENGTH)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -369,14 +373,19 @@ def _aspect_score(result: AspectResult, gold: GoldAspect) -> AspectScore:
     )
 
 
-def _components(scores: Mapping[Aspect, AspectScore]) -> dict[str, float]:
-    parts = scores.values()
+def _means(scores: Mapping[Aspect, AspectScore]) -> AspectScore:
+    """Return the mean of each part over the aspects; all 0 where no aspect has labels."""
+    count = len(scores)
+    return AspectScore(*[sum(part) / count for part in zip(*scores.values(), strict=True)]) if count else _NO_SCORE
+
+
+def _components(means: AspectScore, scores: Mapping[Aspect, AspectScore]) -> dict[str, float]:
     components = {
-        "similarity": _mean([part.similarity for part in parts]),
-        "coverage": _mean([part.coverage for part in parts]),
-        "cardinality": _mean([part.cardinality for part in parts]),
+        "similarity": means.similarity,
+        "coverage": means.coverage,
+        "cardinality": means.cardinality,
         "valid": 1.0,
-        "f1": _mean([part.f1 for part in parts]),
+        "f1": means.f1,
     }
     for aspect, part in scores.items():
         components[ASPECT_F1[aspect]] = part.f1
@@ -384,33 +393,33 @@ def _components(scores: Mapping[Aspect, AspectScore]) -> dict[str, float]:
 
 
 def _metrics(
-    results: Mapping[Aspect, AspectResult], scores: Mapping[Aspect, AspectScore], gold: Gold
+    results: Mapping[Aspect, AspectResult], means: AspectScore, gold: Gold, finish: FinishReason, lenient: float
 ) -> dict[str, float]:
     """Return the numbers of weight zero; those of one aspect are what `metrics.corpus_metrics` needs."""
-    exact = claimed = labels = 0
+    exact = claimed = labels = ids = repeated = roots = 0
+    wrong = dict.fromkeys(WRONG, 0)
     values: dict[str, float] = {}
-    for aspect, part in gold.aspects.items():
-        result = results[aspect]
-        exact += len(result.terms & part.terms)
-        claimed += result.listed - result.roots
-        labels += len(part.terms)
-        if result.predicted:  # without a prediction there is no precision
-            values[f"{aspect}_precision"] = result.shared / result.predicted
-        values[f"{aspect}_recall"] = result.shared / part.size
-        values[f"{aspect}_missed_bits"] = part.ia_bits - result.shared_bits
-        values[f"{aspect}_false_bits"] = result.false_bits
-    every = results.values()
-    wrong = [result.wrong for result in every if result.wrong]
-    for kind in WRONG:
-        values[f"{kind}_ids"] = float(sum(len(kinds.get(kind, ())) for kinds in wrong))
-    return values | {
-        "answered": float(any(result.terms for result in every)),
-        "precision": _mean([part.precision for part in scores.values()]),
-        "recall": _mean([part.recall for part in scores.values()]),
-        "simgic": _mean([part.simgic for part in scores.values()]),
-        "exact_precision": _ratio(exact, claimed),
-        "exact_recall": _ratio(exact, labels),
-        "ids": float(sum([result.listed for result in every])),
-        "repeated_ids": float(sum([result.repeated for result in every])),
-        "root_ids": float(sum([result.roots for result in every])),
-    }
+    for aspect, result in results.items():
+        ids += result.listed
+        repeated += result.repeated
+        roots += result.roots
+        for kind, entries in result.wrong.items():
+            wrong[kind] += len(entries)
+        part = gold.aspects.get(aspect)
+        if part is not None:
+            exact += len(result.terms & part.terms)
+            claimed += result.listed - result.roots
+            labels += len(part.terms)
+            if result.predicted:  # without a prediction there is no precision
+                values[f"{aspect}_precision"] = result.shared / result.predicted
+            values[f"{aspect}_recall"] = result.shared / part.size
+            values[f"{aspect}_missed_bits"] = part.ia_bits - result.shared_bits
+            values[f"{aspect}_false_bits"] = result.false_bits
+    for kind, number in wrong.items():
+        values[f"{kind}_ids"] = float(number)
+    values["answered"] = float(any(result.terms for result in results.values()))
+    values["precision"], values["recall"], values["simgic"] = means.precision, means.recall, means.simgic
+    values["exact_precision"], values["exact_recall"] = _ratio(exact, claimed), _ratio(exact, labels)
+    values["ids"], values["repeated_ids"], values["root_ids"] = float(ids), float(repeated), float(roots)
+    values["lenient_similarity"], values["truncated"] = lenient, float(finish is FinishReason.LENGTH)
+    return values
