@@ -171,7 +171,7 @@ def test_a_data_set_of_another_release_is_refused(small):
 
 
 def test_the_compact_text_is_the_whole_content(small):
-    text = write_compact(read_obo(OBO.splitlines(keepends=True)))
+    text = write_compact(read_obo(OBO))
     again = build(read_compact(text))
     assert (again.sha, again.terms, again.parents, again.obsolete) == (
         small.sha,
@@ -209,6 +209,9 @@ def test_paths_and_repeats(tmp_path, small):
     path = tmp_path / "go.obo"
     path.write_bytes(OBO)
     assert load_obo(path).sha == small.sha
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="is empty"):
+        load_obo(path)
     with pytest.raises(NotFoundError, match=r"no\.obo"):
         load_obo(tmp_path / "no.obo")
     with pytest.raises(ConfigError, match="twice"):

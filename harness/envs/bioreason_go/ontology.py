@@ -11,13 +11,13 @@ so nothing is gained by refusing it.
 from __future__ import annotations
 
 import gzip
-import io
 import itertools
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -281,12 +281,14 @@ def load_obo(source: Path | str | bytes) -> Ontology:
         ConfigError: when it is no OBO file of the Gene Ontology.
     """
     if isinstance(source, bytes):
-        return build(read_obo(io.BytesIO(source)))
+        return build(read_obo(source))
     path = Path(source)
     if not path.is_file():
         raise NotFoundError(f"no ontology at {path}", "give the path of go-basic.obo or go.obo")
-    with no_collection(), path.open("rb") as file:
-        return build(read_obo(file))
+    if path.stat().st_size == 0:
+        raise ConfigError(f"{path} is empty", "fetch go-basic.obo again")
+    with no_collection(), path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        return build(read_obo(data))
 
 
 def load_export(folder: Path, release: str) -> Ontology:
