@@ -22,15 +22,22 @@ UNKNOWN, OBSOLETE = "GO:9999999", "GO:0000005"
 
 
 @lru_cache(maxsize=1)
+def information_of_train():
+    """Return the information of the shipped train labels."""
+    return information(
+        load_shipped(),
+        [
+            [load_shipped().lookup[go_id] for aspect in ASPECTS for go_id in record.labels[aspect]]
+            for record in load_shipped_records()
+            if record.split == "train"
+        ],
+    )
+
+
+@lru_cache(maxsize=1)
 def scorer():
     """Return a scorer with the default weights."""
-    ontology = load_shipped()
-    rows = [
-        [place for a in ASPECTS for go_id in record.labels[a] if (place := ontology.index_of(go_id)) is not None]
-        for record in load_shipped_records()
-        if record.split == "train"
-    ]
-    return Scorer(ontology, information(ontology, rows))
+    return Scorer(load_shipped(), information_of_train())
 
 
 def reply(summary="A kinase.", **lists):

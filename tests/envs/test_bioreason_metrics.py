@@ -12,7 +12,7 @@ from harness.envs.bioreason_go.baselines import answerers, domain_table, frequen
 from harness.envs.bioreason_go.environment import BioReasonGo
 from harness.envs.bioreason_go.metrics import consensus, corpus_metrics, fmax, smin
 from harness.envs.bioreason_go.records import task_candidates
-from tests.envs.go_support import ATP, KINASE, LABELS, TYROSINE_KINASE, score, scorer
+from tests.envs.go_support import ATP, KINASE, LABELS, TYROSINE_KINASE, information_of_train, score, scorer
 from tests.envs.go_support import reply as answer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def test_consensus_is_the_share_of_samples():
 
 def test_measures_of_scored_answers_equal_fmax_and_smin_of_their_sets():
     s = scorer()
-    of, ia = s.ontology.index_of, s._ia
+    of, ia = s.ontology.index_of, information_of_train().ia.tolist()
     guesses = [[KINASE], [ATP, "GO:0003677"], []]
     results = [score(answer(mf=ids), {"mf": LABELS["mf"]}) for ids in guesses]
     roots = set(s.ontology.roots.values())

@@ -26,6 +26,7 @@ from tests.envs.go_support import (
     SIGNALLING,
     TYROSINE_KINASE,
     UNKNOWN,
+    information_of_train,
     reply,
     score,
     scorer,
@@ -275,11 +276,12 @@ def test_cardinality_asks_for_an_overlap_and_falls_with_the_excess():
 
 def test_similarity_by_hand():
     s = scorer()
-    ic, of = s._ic, s.ontology.index_of
+    ic, of = information_of_train().ic, s.ontology.index_of
     truth = set(s.ontology.ancestors(of(TYROSINE_KINASE)).tolist())
     guess = set(s.ontology.ancestors(of(ATP)).tolist()) | set(s.ontology.ancestors(of(KINASE)).tolist())
     shared, both = math.fsum(ic[t] for t in truth & guess), math.fsum(ic[t] for t in [*truth, *guess])
-    expected = 2 * shared / (both + s._worst["mf"])  # one wrong string weighs as the most informative term
+    expected = 2 * shared / (both + s._closures.worst["mf"])  # one wrong string weighs as the most informative term
+    assert s._closures.worst["mf"] == pytest.approx(max(ic[t] for t in range(len(ic)) if s.ontology.aspect(t) == "mf"))
     result = score(reply(mf=[ATP, KINASE, UNKNOWN]), {"mf": [TYROSINE_KINASE]})
     assert result.components["similarity"] == pytest.approx(expected, abs=1e-9)
     f1 = 2 * (len(truth & guess) - 1) / (len(truth) - 1 + len(guess) - 1 + 1)
@@ -403,7 +405,8 @@ def test_a_wrong_id_never_raises_precision(chosen, aspect, number):
     before = score(reply(**chosen))
     after = score(reply(**{**chosen, aspect: [*chosen[aspect], wrong]}))
     assert after.metrics["exact_precision"] <= before.metrics["exact_precision"]
-    gold = set(scorer().gold(LABELS).closure.tolist()) - set(ontology.roots.values())
+    labels = [ontology.lookup[go_id] for ids in LABELS.values() for go_id in ids]
+    gold = set(ontology.closure(labels).tolist()) - set(ontology.roots.values())
     if not gold & set(ontology.ancestors(number).tolist()):
         assert after.metrics["precision"] <= before.metrics["precision"]
         assert after.components["similarity"] <= before.components["similarity"]

@@ -21,7 +21,8 @@ def feedback(ontology: Ontology, results: Mapping[Aspect, AspectResult], gold: G
     It names labels, so it is for whoever may see the gold, and never for the model that answers. ASCII only
     where it quotes the answer.
     """
-    near = frozenset(gold.closure.tolist())
+    labels = [term for part in gold.aspects.values() for term in part.terms]
+    near = frozenset(ontology.closure(labels).tolist())
     return " ".join(
         _aspect(ontology, aspect, result, gold.aspects.get(aspect), near) for aspect, result in results.items()
     )

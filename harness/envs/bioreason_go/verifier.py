@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import threading
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
@@ -39,15 +38,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.core.canonical import content_sha
 from harness.core.types import Episode, FailureClass, FinishReason, Score
 from harness.envs.bioreason_go.answer import Lists, read_answer
+from harness.envs.bioreason_go.closures import Closures, Places
 from harness.envs.bioreason_go.feedback import feedback
-from harness.envs.bioreason_go.information import Information, Numbers
+from harness.envs.bioreason_go.information import Information
 from harness.envs.bioreason_go.ontology import Ontology
 from harness.envs.bioreason_go.terms import ASPECTS, Aspect
 
@@ -60,8 +58,10 @@ RIGHT = 0.5  # similarity from which a reply counts as right
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _ID = re.compile(r"GO:[0-9]{7}")
 WRONG = ("unknown", "obsolete", "misplaced", "malformed")
-_BINS = 2 * len(ASPECTS) + 2  # of each aspect inside and outside the labels, and two of the roots
-_NOTHING: tuple[list[int], list[float], list[float]] = ([0] * _BINS, [0.0] * _BINS, [0.0] * _BINS)
+_OF_KIND = tuple(f"{kind}_ids" for kind in WRONG)
+_OF_ASPECT: dict[Aspect, tuple[str, str, str, str]] = {
+    a: (f"{a}_precision", f"{a}_recall", f"{a}_missed_bits", f"{a}_false_bits") for a in ASPECTS
+}
 _NONE_WRONG: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 _NO_IDS: Lists = {aspect: [] for aspect in ASPECTS}
 
@@ -105,11 +105,11 @@ class Gold:
 
     Args:
         aspects: those that have labels other than the root.
-        closure: the closures of all of them, roots included: indices, ascending.
+        closure: the closures of all of them, roots included, as `Closures` numbers terms.
     """
 
     aspects: Mapping[Aspect, GoldAspect]
-    closure: npt.NDArray[np.intp]
+    closure: Places
 
 
 class AspectResult(NamedTuple):
@@ -163,20 +163,6 @@ class Resolved(NamedTuple):
     roots: int
 
 
-def _exact(values: Numbers) -> Numbers:
-    """Return values rounded to 2^-36, so that every sum below 2^17 is exact and no order of ids changes a score."""
-    return np.rint(values * 2.0**36) / 2.0**36
-
-
-class _Scratch(threading.local):
-    """Work space of one thread, one number a term: `seen` needs no clearing, `gold` is cleared by a new stamp."""
-
-    def __init__(self, terms: int) -> None:
-        self.seen = np.zeros(terms, np.int32)
-        self.gold = np.zeros(terms, np.int64)
-        self.stamp = 0
-
-
 class Scorer:
     """Scores replies against one ontology and its information; holds no state that a score depends on."""
 
@@ -184,19 +170,11 @@ class Scorer:
         self.ontology = ontology
         self.weights = weights or Weights()
         self.version = f"{RULES_VERSION}/{information.sha[:12]}/{content_sha(self.weights.model_dump())[:8]}"
-        self._ic, self._ia = _exact(information.ic), _exact(information.ia)
+        self._closures = Closures(ontology, information)
         self._roots = frozenset(ontology.roots.values())
-        numbers = {aspect: number for number, aspect in enumerate(ASPECTS)}
-        aspects = np.array([numbers[aspect] for aspect in ontology.aspects])
-        self._worst = {a: float(self._ic[aspects == numbers[a]].max(initial=0.0)) for a in ASPECTS}
-        self._bins = 2 * aspects  # + 1 for a term that is a label
-        self._bins[list(self._roots)] = 2 * len(ASPECTS)  # a bin of their own, not read
-        rows = ontology.indices.astype(np.intp)  # what indexing would otherwise convert to every time
         self._known: dict[Aspect, dict[str, int]] = {aspect: {} for aspect in ASPECTS}
         for name, index in ontology.lookup.items():
             self._known[ontology.aspects[index]][name] = index
-        self._rows = [rows[start:end] for start, end in itertools.pairwise(ontology.indptr.tolist())]
-        self._scratch = _Scratch(len(ontology))
         self._paid = [(name, weight) for name, weight in self.weights.model_dump().items() if weight > 0]
 
     def gold(self, labels: Mapping[str, Sequence[str]]) -> Gold:
@@ -206,8 +184,9 @@ class Scorer:
             labels: ids of each aspect; ids that are not current, and ids of another aspect, are left out.
         """
         terms = {aspect: self._resolve(labels.get(aspect, ()), aspect).terms for aspect in ASPECTS}
-        closure = self.ontology.closure(sorted(term for part in terms.values() for term in part)).astype(np.intp)
-        sizes, ic, ia = self._sums(frozenset().union(*terms.values()), closure)
+        named = frozenset().union(*terms.values())
+        closure = self._closures.union(named)
+        sizes, ic, ia = self._closures.sums(named, closure)
         aspects = {
             aspect: GoldAspect(terms[aspect], sizes[2 * number + 1], ic[2 * number + 1], ia[2 * number + 1])
             for number, aspect in enumerate(ASPECTS)
@@ -253,7 +232,8 @@ class Scorer:
     def compare(self, lists: Lists, gold: Gold) -> dict[Aspect, AspectResult]:
         """Return what each list is worth against the labels, also of an aspect that has none."""
         found = {aspect: self._resolve(lists[aspect], aspect) for aspect in ASPECTS}
-        sizes, ic, ia = self._sums(frozenset().union(*[part.terms for part in found.values()]), gold.closure)
+        named = frozenset().union(*[part.terms for part in found.values()])
+        sizes, ic, ia = self._closures.sums(named, gold.closure)
         results = {}
         for number, (aspect, part) in enumerate(found.items()):
             false, shared = 2 * number, 2 * number + 1
@@ -268,31 +248,11 @@ class Scorer:
                 shared=sizes[shared],
                 predicted=sizes[shared] + sizes[false] + bad,
                 shared_ic=ic[shared],
-                predicted_ic=ic[shared] + ic[false] + bad * self._worst[aspect],
+                predicted_ic=ic[shared] + ic[false] + bad * self._closures.worst[aspect],
                 shared_bits=ia[shared],
                 false_bits=ia[false],
             )
         return results
-
-    def _sums(self, terms: frozenset[int], closure: npt.NDArray[np.intp]) -> tuple[list[int], list[float], list[float]]:
-        """Return number, IC and IA of the terms' closures, all aspects in one pass.
-
-        Entry 2a of each list is of the terms of aspect a outside the other closure, 2a + 1 of those inside.
-        """
-        if not terms:
-            return _NOTHING
-        scratch = self._scratch
-        rows = np.concatenate([self._rows[term] for term in terms])
-        order = np.arange(len(rows), dtype=np.int32)
-        scratch.seen[rows] = order
-        union = rows[scratch.seen.take(rows) == order]  # each term once, where it stands last
-        scratch.stamp += 1
-        scratch.gold[closure] = scratch.stamp
-        bins = self._bins.take(union) + (scratch.gold.take(union) == scratch.stamp)
-        sizes, ic, ia = (
-            np.bincount(bins, weights, _BINS) for weights in (None, self._ic.take(union), self._ia.take(union))
-        )
-        return sizes.tolist(), ic.tolist(), ia.tolist()
 
     def _resolve(self, entries: Sequence[str], aspect: Aspect) -> Resolved:
         """Sort out a list: terms, roots and wrong strings, each once, in the order of their first occurrence."""
@@ -410,13 +370,14 @@ def _metrics(
             exact += len(result.terms & part.terms)
             claimed += result.listed - result.roots
             labels += len(part.terms)
+            precision, recall, missed, false = _OF_ASPECT[aspect]
             if result.predicted:  # without a prediction there is no precision
-                values[f"{aspect}_precision"] = result.shared / result.predicted
-            values[f"{aspect}_recall"] = result.shared / part.size
-            values[f"{aspect}_missed_bits"] = part.ia_bits - result.shared_bits
-            values[f"{aspect}_false_bits"] = result.false_bits
-    for kind, number in wrong.items():
-        values[f"{kind}_ids"] = float(number)
+                values[precision] = result.shared / result.predicted
+            values[recall] = result.shared / part.size
+            values[missed] = part.ia_bits - result.shared_bits
+            values[false] = result.false_bits
+    for name, number in zip(_OF_KIND, wrong.values(), strict=True):
+        values[name] = float(number)
     values["answered"] = float(any(result.terms for result in results.values()))
     values["precision"], values["recall"], values["simgic"] = means.precision, means.recall, means.simgic
     values["exact_precision"], values["exact_recall"] = _ratio(exact, claimed), _ratio(exact, labels)
