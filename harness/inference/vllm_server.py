@@ -36,8 +36,8 @@ START_S = 900.0
 """Seconds that a server may take until it answers; large models are read from slow disks."""
 ANSWER_S = 3600.0
 """Seconds that one completion may take."""
-STOP_S = 20.0
-"""Seconds that a server may take to end by itself."""
+STOP_S = 10.0
+"""Seconds that a server may take to end by itself; it has nothing to save."""
 CONNECTIONS = 128
 """Requests of one call under way at the same time; vLLM queues what it cannot batch, this only bounds threads here."""
 
@@ -53,6 +53,7 @@ class ServedEngine(VllmEngine):
         super().__init__(settings, eos_ids, log)
         self.port = _free_port()
         self._closed = False
+        self._open: set[http.client.HTTPConnection] = set()
         self._key = secrets.token_urlsafe(32)
         log.parent.mkdir(parents=True, exist_ok=True)
         variables = os.environ | environment(settings, server=True) | {"VLLM_API_KEY": self._key}
@@ -116,6 +117,7 @@ class ServedEngine(VllmEngine):
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S)
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        self._open.add(connection)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
@@ -123,6 +125,7 @@ class ServedEngine(VllmEngine):
         except (OSError, http.client.HTTPException) as error:
             raise self.lost(f"the vLLM server {self._state()}", error) from error
         finally:
+            self._open.discard(connection)
             connection.close()
         if status != http.client.OK:
             raise InfraError(f"vLLM refuses {path} with {status}: {redact(text)[:300]}", f"read {self.log}")
@@ -152,6 +155,9 @@ class ServedEngine(VllmEngine):
         self._closed = True
         if self.process.poll() is None:
             self._signal(signal.SIGTERM)
+            for connection in list(self._open):  # another thread's: the server would wait for what it no longer answers
+                with suppress(OSError, AttributeError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_S)
         self._signal(signal.SIGKILL)  # the group may hold children that outlived the server
