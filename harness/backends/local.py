@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,18 +15,16 @@ from typing import Any
 import torch
 
 from harness.backends.aside import set_aside
+from harness.backends.attempt import Report, ending, held_device, logged
 from harness.backends.capture import capture_environment
 from harness.backends.launch import Launch, prepare_launch
 from harness.backends.processes import check_seat, hello, joined, threads_each
 from harness.config.load import learning_sha, resolved
 from harness.config.schema import RunConfig
 from harness.core.canonical import sha256_file
-from harness.core.errors import ConfigError, HarnessError, InfraError, RefusedError, StoppedError
-from harness.core.failures import rule_for
-from harness.core.files import atomic_write, file_lock
+from harness.core.errors import ConfigError, InfraError, RefusedError, StoppedError
+from harness.core.files import atomic_write
 from harness.core.numbers import number_or_none
-from harness.core.paths import cache_dir
-from harness.core.redact import redact
 from harness.core.signals import held_signals
 from harness.core.types import Outcome
 from harness.envs.base import check_tasks_disjoint, without_shown
@@ -55,9 +53,6 @@ from harness.training.sampler import FOLDER as SAMPLER
 from harness.training.tasks import TaskStream
 from harness.training.warmup import choose_demonstrations, read_summary, without
 from harness.training.watchdogs import HeldOut, paired
-
-Report = Callable[[dict[str, Any]], None]
-WAIT_FOREVER_S = 10.0**9
 
 
 @dataclass(slots=True)
@@ -119,10 +114,7 @@ def launch(
         check_possible(plan.config)
     check_seat(plan.config)
     device = pick_device(plan.config.model.device)
-    lock = cache_dir() / "locks" / f"{device.type}.lock"
-    waiting = {"phase": "wait", "message": f"another run has the device {device.type}; this one starts after it"}
-    patience, what = WAIT_FOREVER_S if wait else 0, f"the device {device.type}:"
-    with file_lock(lock, wait_s=patience, what=what, on_wait=lambda: on_progress(waiting)):
+    with held_device(device.type, wait, on_progress):
         ledger, facts, resumed_from = _prepare(program, plan, resume)
         # A signal between `started` and the block that records how the attempt ends would leave it open for ever.
         with held_signals() as let_signals_through:
@@ -227,21 +219,6 @@ def _restore_threads(folder: Path, step: int, config: RunConfig) -> None:
     torch.set_num_threads(threads)
 
 
-def logged(path: Path, report: Report) -> Report:
-    """Return a report that also appends a line to the attempt's log; texts in it hold no secrets."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    def both(update: dict[str, Any]) -> None:
-        update = {key: redact(value) if isinstance(value, str) else value for key, value in update.items()}
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        pairs = " ".join(f"{k}={v:.5g}" if isinstance(v, float) else f"{k}={v}" for k, v in update.items())
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{stamp} {pairs}\n")
-        report(update)
-
-    return both
-
-
 @contextmanager
 def _recorded(attempt: Attempt) -> Iterator[dict[str, Any]]:
     """Yield the result to fill in; whatever ends the block is appended as `finished`."""
@@ -254,9 +231,7 @@ def _recorded(attempt: Attempt) -> Iterator[dict[str, Any]]:
                 stack.enter_context(held_signals())
         except BaseException as error:
             lost = _lost(attempt, error)
-            rule = rule_for(lost or error)
-            result |= {"outcome": str(rule.outcome), "failure": rule.failure and str(rule.failure)}
-            result["reason"] = describe(lost or error)
+            result |= ending(lost or error)
             _finish(attempt, result)
             if lost is not None:
                 raise lost from error
@@ -277,17 +252,6 @@ def _lost(attempt: Attempt, error: BaseException) -> InfraError | None:
         f"its output is in {attempt.program.relative(attempt.folder / 'logs')} or with torchrun; "
         f"`harness launch {attempt.plan.run} --resume` goes on",
     )
-
-
-def describe(error: BaseException) -> str:
-    """Return one line about an exception, without secrets."""
-    if isinstance(error, StoppedError):
-        return redact(f"{error.message}. {error.hint}")
-    if isinstance(error, HarnessError):
-        return redact(error.message)[:500]
-    if isinstance(error, KeyboardInterrupt | SystemExit):
-        return "stopped by a signal"
-    return f"{type(error).__name__}: {redact(str(error))[:300]}"
 
 
 def _finish(attempt: Attempt, result: Mapping[str, Any]) -> None:

@@ -7,27 +7,25 @@ so it chooses what an uninterrupted search would have chosen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.backends.attempt import Report, ending, held_device, logged
 from harness.backends.capture import capture_environment
-from harness.backends.local import WAIT_FOREVER_S, describe, logged
 from harness.backends.search_plan import OFFLINE, SearchPlan, SearchRequest, create_search
 from harness.config.schema import ModelSection
 from harness.core.canonical import canonical_json, encode_non_finite, sha256_file
 from harness.core.errors import ConfigError, NotFoundError, RefusedError, UsageError
-from harness.core.failures import rule_for
-from harness.core.files import atomic_write, file_lock, step_folders
-from harness.core.paths import cache_dir
+from harness.core.files import atomic_write
 from harness.core.signals import held_signals
 from harness.core.types import Outcome
 from harness.envs.base import Environment, Searchable, merge_components, without_shown
 from harness.envs.registry import load_environment
 from harness.inference.engine import TransformersEngine
-from harness.inference.lora import WEIGHTS, load_adapter
+from harness.inference.lora import WEIGHTS, load_adapter, stored_adapters
 from harness.inference.models import load_model, pick_device, set_threads
 from harness.ledger import Ledger, RunState, this_process
 from harness.ledger.life import liveness
@@ -48,7 +46,6 @@ from harness.prompt_search.search import Question
 from harness.prompt_search.splits import Guard, split_tasks
 from harness.rollouts.collect import Sampling
 
-Report = Callable[[dict[str, Any]], None]
 CACHE = "evaluations.jsonl"
 RECORD = "search.json"
 
@@ -88,11 +85,7 @@ def run_search(program: Program, plan: SearchPlan, *, wait: bool = False, on_pro
     limits.check(sizes)
     endpoint = endpoint_of(plan.request)
     device = pick_device("auto")
-    with file_lock(
-        cache_dir() / "locks" / f"{device.type}.lock",
-        wait_s=WAIT_FOREVER_S if wait else 0,
-        what=f"the device {device.type}:",
-    ):
+    with held_device(device.type, wait, on_progress):
         run = create_search(program, plan, ledger)
         _check_start(ledger.state().runs[run])
         close(ledger, [run], program.run_dir)
@@ -139,7 +132,7 @@ def _recorded(ledger: Ledger, run: str, attempt: int) -> Iterator[dict[str, Any]
     """Yield the result to fill in; whatever ends the block is appended as `finished`."""
     result: dict[str, Any] = {}
     began = time.monotonic()
-    ending: dict[str, Any] = {"outcome": str(Outcome.COMPLETED), "failure": None, "reason": None}
+    ended: dict[str, Any] = {"outcome": str(Outcome.COMPLETED), "failure": None, "reason": None}
     with ExitStack() as stack:
         try:
             try:
@@ -147,13 +140,11 @@ def _recorded(ledger: Ledger, run: str, attempt: int) -> Iterator[dict[str, Any]
             finally:
                 stack.enter_context(held_signals())
         except BaseException as error:
-            rule = rule_for(error)
-            ending = {"outcome": str(rule.outcome), "failure": rule.failure and str(rule.failure)}
-            ending["reason"] = describe(error)
+            ended = ending(error)
             raise
         finally:
             spent = result.get("search", {}).get("spent", {})
-            data = {"attempt": attempt, **ending, "step": spent.get("evaluations"), "tokens": spent.get("tokens")}
+            data = {"attempt": attempt, **ended, "step": spent.get("evaluations"), "tokens": spent.get("tokens")}
             ledger.append(run, "finished", data | {"wall_s": round(time.monotonic() - began, 3)} | result)
 
 
@@ -244,7 +235,7 @@ def _player(program: Program, plan: SearchPlan, env: Environment) -> Player:
 
 
 def _last_adapter(program: Program, run: str) -> Path:
-    folders = [folder for _, folder in step_folders(program.run_dir(run) / "adapters") if (folder / WEIGHTS).exists()]
+    folders = list(stored_adapters(program.run_dir(run)).values())
     if not folders:
         hint = "adapters stand in outputs/, which git does not hold: search where the run was trained"
         raise NotFoundError(f"{run} has no adapter here", hint)

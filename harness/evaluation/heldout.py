@@ -15,7 +15,7 @@ from harness.config.load import load_config
 from harness.config.schema import ModelSection, RunConfig
 from harness.core.canonical import content_sha, sha256_file, sha256_hex
 from harness.core.errors import ConfigError, NotFoundError, RefusedError
-from harness.core.files import atomic_write, step_folders
+from harness.core.files import atomic_write
 from harness.core.redact import redactor
 from harness.core.seeds import derive_seed
 from harness.core.types import Rollout, Task
@@ -25,7 +25,7 @@ from harness.evaluation.records import ItemRecord, read_items, write_items
 from harness.evaluation.summary import summarise
 from harness.inference.engine import TransformersEngine
 from harness.inference.experts import rewrite_per_expert
-from harness.inference.lora import WEIGHTS, load_adapter, read_adapter
+from harness.inference.lora import WEIGHTS, load_adapter, read_adapter, stored_adapters
 from harness.inference.models import LoadedModel, load_model
 from harness.inference.vllm_server import start_engine
 from harness.inference.vllm_settings import check_possible
@@ -343,7 +343,7 @@ def trained(program: Program, state: State, run: str, step: int | None) -> tuple
     if state.runs[run].status == "running":
         raise RefusedError(f"{run} is still running and evaluates itself", f"`harness wait {run}`")
     adapters = program.run_dir(run) / "adapters"
-    steps = [number for number, folder in step_folders(adapters) if (folder / WEIGHTS).exists()]
+    steps = list(stored_adapters(program.run_dir(run)))
     chosen = step if step is not None else (steps[-1] if steps else None)
     if chosen is None or (chosen and chosen not in steps):
         have = f"there are adapters of steps {', '.join(map(str, steps))}" if steps else "it has none here"

@@ -20,7 +20,7 @@ from torch import Tensor
 from harness.config.schema import LoraSection
 from harness.core.canonical import sha256_file
 from harness.core.errors import ConfigError, InfraError
-from harness.core.files import fsync_dir
+from harness.core.files import fsync_dir, step_folders
 from harness.core.seeds import derive_seed
 
 WEIGHTS = "adapter_model.safetensors"
@@ -186,6 +186,11 @@ def attach_lora(model: Any, section: LoraSection, seed: int) -> PeftModel:
 def trainable(model: PeftModel) -> dict[str, torch.nn.Parameter]:
     """Return the adapter parameters by name, in a fixed order."""
     return {name: p for name, p in sorted(model.named_parameters()) if p.requires_grad}
+
+
+def stored_adapters(run_dir: Path) -> dict[int, Path]:
+    """Return the adapters of a run that are stored whole, by step in ascending order."""
+    return {step: folder for step, folder in step_folders(run_dir / "adapters") if (folder / WEIGHTS).exists()}
 
 
 def save_adapter(model: PeftModel, folder: Path) -> str:
