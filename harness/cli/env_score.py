@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.canonical import strict_loads
 from harness.core.errors import ConfigError, NotFoundError
 from harness.core.names import did_you_mean
 from harness.core.types import Episode, FinishReason, Message
+from harness.envs.rows import json_lines
 
 if TYPE_CHECKING:
     from harness.envs.base import Environment
@@ -19,20 +19,9 @@ _HINT = 'write one object a line: {"task": ID, "completion": TEXT}'
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object of a file with its place, blank lines left out."""
     if not path.is_file():
         raise NotFoundError(f"no file {path}", _HINT)
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path.name}:{number}"
-        try:
-            row = strict_loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{where} is not JSON: {error}", _HINT) from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{where} is no object", _HINT)
-        yield where, row
+    return json_lines(path, _HINT)
 
 
 def _finish(value: Any, where: str) -> FinishReason:

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from harness.core.canonical import strict_loads
 from harness.core.errors import ConfigError, InfraError, MissingExtraError, NotFoundError
+from harness.envs.rows import json_lines, parquet_rows
 
 PATH_VARIABLE = "HARNESS_BIOREASON_GO"
 _HINT = "give a .parquet or .jsonl file, or a folder of .parquet files"
@@ -59,32 +59,12 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
     """Read one parquet file."""
-    try:
-        from pyarrow import ArrowInvalid
-        from pyarrow import parquet as pq
-    except ImportError:
-        raise MissingExtraError("parquet", "pyarrow") from None
-    try:
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    except ArrowInvalid as error:
-        raise ConfigError(f"{path} is not a parquet file: {error}", _HINT) from error
-    return rows
+    return parquet_rows(path, _HINT)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines, one object each."""
-    rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = strict_loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{path}:{number} is not JSON: {error}", _HINT) from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{path}:{number} is no object", _HINT)
-        rows.append(row)
-    return rows
+    return [row for _, row in json_lines(path, _HINT)]
 
 
 def fetch(hub: str, revision: str | None) -> Path:

@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.core.canonical import sha256_hex, strict_loads
-from harness.core.errors import ConfigError, MissingExtraError, NotFoundError
+from harness.core.canonical import sha256_hex
+from harness.core.errors import ConfigError, NotFoundError
 from harness.core.types import Task
 from harness.envs.drugprot.labels import LABELS, LETTERS, letter_of
+from harness.envs.rows import json_lines, parquet_rows
 
 HELDOUT_PERCENT = 25
 ENTITY_TYPES = frozenset({"CHEMICAL", "GENE", "GENE-Y", "GENE-N"})
@@ -212,16 +213,7 @@ def read_jsonl(path: Path) -> list[Document]:
     Raises:
         ConfigError: when a line is not such a row.
     """
-    documents = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = strict_loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{path}:{number} is not JSON: {error}", _LAYOUT_HINT) from error
-        documents.append(_document_of_row(row, f"{path}:{number}"))
-    return documents
+    return [_document_of_row(row, where) for where, row in json_lines(path, _LAYOUT_HINT)]
 
 
 def read_parquet(path: Path) -> list[Document]:
@@ -231,15 +223,7 @@ def read_parquet(path: Path) -> list[Document]:
         MissingExtraError: when pyarrow is not installed.
         ConfigError: when the file or a row is not as the module describes.
     """
-    try:
-        from pyarrow import ArrowInvalid
-        from pyarrow import parquet as pq
-    except ImportError:
-        raise MissingExtraError("parquet", "pyarrow") from None
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except ArrowInvalid as error:
-        raise ConfigError(f"{path} is not a parquet file: {error}", _LAYOUT_HINT) from error
+    rows = parquet_rows(path, _LAYOUT_HINT)
     return [_document_of_row(row, f"{path}, row {number}") for number, row in enumerate(rows)]
 
 
