@@ -102,8 +102,9 @@ def learning_sha(config: RunConfig) -> str:
     defaults = {"budget": BudgetSection(), "checkpoint": CheckpointSection(), "watchdog": WatchdogSection()}
     warmup = config.warmup if config.warmup.steps else WarmupSection()
     values = resolved(config.model_copy(update={**defaults, "train": train, "backend": backend, "warmup": warmup}))
+    usual = resolved(RunConfig(hypothesis=config.hypothesis))
     for key in ADDED_LATER:
-        _drop_default(values, resolved(RunConfig(hypothesis=config.hypothesis)), key.split("."))
+        _drop_default(values, usual, key.split("."))
     return content_sha(values)
 
 

@@ -221,16 +221,23 @@ def compact_files(program: Program, state: RunState, context: Context) -> dict[s
         }
     # an import without metrics, or a run that was never started: evals and ledger are all there is
     tasks = evaluated_tasks(program.root, state, context)
-    derived = _derived(program, state, tasks)
-    derived |= _warm_start(program, state, tasks, context)
-    return {METRICS: "step\n", ROLLOUTS: "", SUMMARY: dump_summary({**EMPTY, **derived})}
+    summary = {**EMPTY, **_derived(program, state, tasks, context)}
+    return {METRICS: "step\n", ROLLOUTS: "", SUMMARY: dump_summary(summary)}
 
 
-def _derived(program: Program, state: RunState, tasks: Mapping[str, Evaluated]) -> dict[str, Any]:
-    """Return the members of a summary that come from the evaluated items."""
+def _derived(
+    program: Program, state: RunState, tasks: Mapping[str, Evaluated], context: Context
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the members of a summary that come from the evaluated items.
+
+    What only some runs have is left out elsewhere, so that older reports keep their bytes.
+    """
     rows = {"labels": label_rows(program.root, state, tasks), "baselines": baseline_rows(tasks)}
-    parts = part_rows(program.root, state, tasks)
-    return {**rows, "parts": parts} if parts else rows  # left out otherwise, so that older reports keep their bytes
+    some = {
+        "parts": part_rows(program.root, state, tasks),
+        "warm_start": warm_start_rows(program.root, state, tasks, float(context.eval.confidence)),
+    }
+    return rows | {name: found for name, found in some.items() if found}
 
 
 def _from_outputs(program: Program, outputs: Path, state: RunState, context: Context) -> dict[str, str]:
@@ -254,21 +261,12 @@ def _from_outputs(program: Program, outputs: Path, state: RunState, context: Con
         "capture": captured,
         "packages": packages,
         "redistributable": shared,
-        **_derived(program, state, tasks),
+        **_derived(program, state, tasks, context),
         "broken_lines": len(damaged.get("metrics.jsonl", ())),
     }
-    summary |= _warm_start(program, state, tasks, context)
     if damaged:  # left out otherwise, so that reports of whole files keep their bytes
         summary["damaged"] = [{"file": name, "lines": lines} for name, lines in sorted(damaged.items())]
     return {METRICS: metrics_csv(merge_metrics(rows)), ROLLOUTS: "".join(lines), SUMMARY: dump_summary(summary)}
-
-
-def _warm_start(
-    program: Program, state: RunState, tasks: Mapping[str, Evaluated], context: Context
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the summary's member for a run with a warm start; others have none, so their reports keep their bytes."""
-    rows = warm_start_rows(program.root, state, tasks, float(context.eval.confidence))
-    return {"warm_start": rows} if rows else {}
 
 
 def _stored_rollouts(folder: Path) -> dict[str, dict[int, Path]]:

@@ -18,7 +18,7 @@ from harness.inference.vllm_engine import PinnedEngine
 from harness.rollouts.collect import Engine, Sampling, Timing, collect
 from harness.training.batches import Group
 from harness.training.grouping import Shaping, make_group, scale_groups
-from harness.training.tasks import Curriculum, TaskStream, environment_order
+from harness.training.tasks import Curriculum, TaskStream, environment_places
 
 Rates = Mapping[str, float]
 """Running pass rates by `environment/task`, by which a curriculum chooses."""
@@ -97,14 +97,12 @@ class Draws:
             taken: ids of tasks that the step has already.
         """
         train = self.config.train
-        order = environment_order({name: item.section.weight for name, item in self.envs.items()}, start + count)
+        weights = {name: item.section.weight for name, item in self.envs.items()}
         curriculum = Curriculum(train.curriculum_low, train.curriculum_high)
         own = {name: _of_env(rates, name) for name in self.envs}
         seen = set(taken)
         wanted: dict[str, list[Task]] = {}
-        for position in range(start, start + count):
-            name = order[position]
-            index = order[:position].count(name)
+        for name, index in environment_places(weights, start, count):
             stream = self.envs[name].stream
             if train.curriculum == "pass_rate":
                 task = curriculum.choose(stream, index, own[name], seen)

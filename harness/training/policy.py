@@ -306,16 +306,36 @@ def update_policy(
         )
         ranks.add_gradients(parameters)
         if ranks.is_main:
-            stats.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
-            if not math.isfinite(stats.grad_norm):
-                raise DivergedError("the gradient is not finite", "lower optimizer.learning_rate or lora.alpha")
-            optimizer.step()
+            stats.grad_norm = apply_gradient(parameters, optimizer, max_grad_norm)
         ranks.share(parameters)
         stats.updates += 1
     optimizer.zero_grad(set_to_none=True)
     stats.out_of_memory = room.lowered - lowered
     stats.microbatch_tokens = room.tokens if room.lowered else None
     return stats
+
+
+def apply_gradient(
+    parameters: Sequence[torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    max_grad_norm: float,
+    what: str = "the gradient",
+    section: str = "optimizer",
+) -> float:
+    """Clip the gradient, update the parameters and return the global L2 norm before clipping.
+
+    Args:
+        what: is called not finite in the error.
+        section: of the config with the learning rate to lower.
+
+    Raises:
+        DivergedError: the gradient is not finite; parameters keep their last good values.
+    """
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
+    if not math.isfinite(norm):
+        raise DivergedError(f"{what} is not finite", f"lower {section}.learning_rate or lora.alpha")
+    optimizer.step()
+    return norm
 
 
 def _fresh_gradient(

@@ -32,6 +32,12 @@ def environment_order(weights: Mapping[str, float], count: int) -> list[str]:
     return order
 
 
+def environment_places(weights: Mapping[str, float], start: int, count: int) -> list[tuple[str, int]]:
+    """Return environment and index within it of the `count` positions of a run from `start` on (0-based)."""
+    order = environment_order(weights, start + count)
+    return [(order[position], order[:position].count(order[position])) for position in range(start, start + count)]
+
+
 class TaskStream:
     """An endless, addressable sequence of tasks of one environment.
 

@@ -9,7 +9,6 @@ Tasks are addressed by seed and position, as everywhere, so a warm start that be
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from harness.config.schema import OptimizerSection, RunConfig, TrainSection
-from harness.core.errors import ConfigError, DivergedError
+from harness.core.errors import ConfigError
 from harness.core.files import atomic_write
 from harness.core.seeds import derive_seed
 from harness.core.types import Episode, FinishReason, Message, Rollout, Segment, Task
@@ -31,9 +30,9 @@ from harness.inference.tree import ATTENTION
 from harness.rollouts.collect import Sampling
 from harness.training.batches import Group, Plan, plan_passes
 from harness.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from harness.training.policy import check_room, checkpoint_activations, passes, tree_logprobs
+from harness.training.policy import apply_gradient, check_room, checkpoint_activations, passes, tree_logprobs
 from harness.training.room import Room, in_passes_that_fit
-from harness.training.tasks import TaskStream, environment_order
+from harness.training.tasks import TaskStream, environment_order, environment_places
 
 ROWS, SUMMARY = "warmup.jsonl", "warmup.json"
 """Files of a run directory: a row of metrics per supervised step, and what the warm start was."""
@@ -182,13 +181,8 @@ class Batches:
 
     def __getitem__(self, step: int) -> list[Group]:
         """Return the groups of a 1-based step."""
-        order = environment_order(self._weights, step * self._per_step)
-        groups = []
-        for position in range((step - 1) * self._per_step, step * self._per_step):
-            name = order[position]
-            task = self._streams[name][order[:position].count(name)]
-            groups.append(self._examples[name][task.id])
-        return groups
+        places = environment_places(self._weights, (step - 1) * self._per_step, self._per_step)
+        return [self._examples[name][self._streams[name][index].id] for name, index in places]
 
 
 def warm_up(
@@ -287,10 +281,7 @@ def imitate(
         partial(plan_passes, groups, skip_idle=False),
         partial(_fresh_gradient, causal_lm, optimizer, groups, section, room),
     )
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
-    if not math.isfinite(norm):
-        raise DivergedError("the gradient of the warm start is not finite", "lower warmup.learning_rate or lora.alpha")
-    optimizer.step()
+    norm = apply_gradient(parameters, optimizer, max_grad_norm, "the gradient of the warm start", "warmup")
     optimizer.zero_grad(set_to_none=True)
     return Imitation(loss, _tokens(groups), norm)
 
